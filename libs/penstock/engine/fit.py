@@ -4,49 +4,51 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 _MEMORY = 0.995
-"""What a step weighs after the next one."""
-_DOUBT = 100.0
-"""How little the first guess is trusted, in units of one step; no coefficient is ever doubted more."""
+"""What a step weighs after the next one like it."""
+_DOUBT = 300.0
+"""How little the first guess is trusted, in units of one step, and what has not been told for long."""
 
 
 class LinearFit:
     """Seconds as a linear function of what a step computes.
 
-    Recursive least squares with forgetting (Haykin, "Adaptive Filter Theory", chapter 10). A worker seldom sees all
-    kinds of steps at a time: what the newest do not tell apart keeps what earlier ones said of it.
+    Recursive least squares with forgetting (Haykin, "Adaptive Filter Theory", chapter 10), regularized as in Gunnarsson
+    ("Combining tracking and regularization in recursive least squares identification", CDC 1996). A worker seldom sees
+    all kinds of steps at a time: what the newest do not tell apart keeps what earlier ones said of it, however long
+    that is.
     """
 
     def __init__(self, units: Sequence[float]) -> None:
         """`units`: of each quantity, of a size that makes their coefficients alike."""
-        self._units = units
-        self._weights = [0.0 for _ in units]
-        self._doubt = [[_DOUBT * (row == column) for column in range(len(units))] for row in range(len(units))]
+        self._units = np.array(units)
+        self._weights = np.zeros(len(units))
+        self._least = np.eye(len(units)) / _DOUBT
+        self._told = self._least.copy()
+        """How much of each quantity, and of each two together, the steps have told; old ones fade to the least."""
+        self._any = False
 
     @property
     def known(self) -> list[float]:
         """Seconds for each of every quantity: never negative, and 0 at first."""
-        return [max(0.0, weight) / unit for weight, unit in zip(self._weights, self._units, strict=True)]
+        found: list[float] = (np.maximum(self._weights, 0.0) / self._units).tolist()
+        return found
+
+    def expected(self, quantities: Sequence[float]) -> float:
+        """Seconds of a step: never negative, and 0 at first. Nearer than what `known` adds up to where quantities are
+        not told apart."""
+        return max(0.0, float(self._weights @ (np.array(quantities) / self._units)))
 
     def add(self, seconds: float, quantities: Sequence[float]) -> None:
         """A step took `seconds`. The first guess is that the first quantity accounts for all of it."""
-        x = [quantity / unit for quantity, unit in zip(quantities, self._units, strict=True)]
-        if not any(self._weights):
+        x = np.array(quantities) / self._units
+        if not self._any:
+            self._any = True
             self._weights[0] = seconds / x[0]
-        gains = [sum(p * value for p, value in zip(row, x, strict=True)) for row in self._doubt]
-        scale = 1 / (_MEMORY + sum(gain * value for gain, value in zip(gains, x, strict=True)))
-        error = seconds - sum(weight * value for weight, value in zip(self._weights, x, strict=True))
-        self._weights = [weight + scale * error * gain for weight, gain in zip(self._weights, gains, strict=True)]
-        size = len(x)
-        for row in range(size):
-            for column in range(size):
-                self._doubt[row][column] = (self._doubt[row][column] - scale * gains[row] * gains[column]) / _MEMORY
-        for at in range(size):
-            if self._doubt[at][at] > _DOUBT:
-                shrink: float = (_DOUBT / self._doubt[at][at]) ** 0.5
-                for other in range(size):
-                    self._doubt[at][other] *= shrink
-                    self._doubt[other][at] *= shrink
+        self._told = _MEMORY * self._told + (1 - _MEMORY) * self._least + x[:, None] * x
+        self._weights += (seconds - float(self._weights @ x)) * np.linalg.solve(self._told, x)
 
 
 class StepFit(LinearFit):

@@ -202,6 +202,11 @@ class Drafter(Protocol):
         and wrong ones."""
         ...
 
+    @property
+    def delay_s(self) -> float:
+        """Seconds from when a text has gone another way to the first drafts for it, as learned."""
+        ...
+
     def expected(self, id: str, count: int = 1) -> float:
         """Seconds by which `count` drafts for what was told last should be there, as learned: 0.0 when they are, inf
         when they are not to be expected."""

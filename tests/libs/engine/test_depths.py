@@ -43,10 +43,11 @@ def test_before_a_step_was_measured_every_draft_is_tried():
     assert depths([[0.9, 0.1], [], [0.5]], StepSeconds(0, 0, 0)) == [2, 0, 1]
 
 
-@given(st.integers(1, 64), seconds, seconds, seconds, st.floats(0.01, 1))
-def test_what_cannot_pay_is_known_without_looking_at_a_guess(sequences, plain, verify, row, hope):
+@given(st.integers(1, 64), st.integers(1, 16), seconds, seconds, seconds, st.floats(0.01, 1))
+def test_what_cannot_pay_is_known_without_looking_at_a_guess(sequences, drafts, plain, verify, row, hope):
     step = StepSeconds(plain, verify, row)
-    first = depths([[hope], *[[] for _ in range(sequences - 1)]], step)[0]
-    gain = hope * plain - sequences * (verify + row)
+    chosen = sum(depths([[hope] * drafts, *[[] for _ in range(sequences - 1)]], step))
+    gain = hope * drafts * plain - sequences * (verify + row * drafts)
     if abs(gain) > 1e-9:
-        assert step.pays(sequences, hope) == (first == 1)
+        assert not step.pays(sequences, drafts, hope) or chosen
+        assert step.pays(sequences, drafts, hope) or chosen < drafts

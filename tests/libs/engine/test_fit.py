@@ -8,7 +8,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from penstock.engine.fit import PromptFit, StepFit
+from penstock.engine.fit import LinearFit, PromptFit, StepFit
 
 Cost = tuple[float, float, float]
 SLOW: Cost = (0.02, 0.001, 1e-6)
@@ -123,3 +123,18 @@ def test_no_prompt_has_negative_cost(seed: int) -> None:
     for _ in range(500):
         fit.learn(draw.uniform(0.001, 0.1), [(draw.randrange(10_000), draw.randrange(1, 512))])
         assert min(fit.coefficients) >= 0
+
+
+def test_quantities_that_are_never_told_apart_spoil_nothing() -> None:
+    """One sequence, which is always drafted for when drafts are verified; for long times, none are."""
+    cost = np.array((0.0035, 0.0005, 0.0, 0.0002, 0.0004, 0.0002))
+    fit, draw = LinearFit((1.0, 16.0, 16_384.0, 1.0, 8.0, 4.0)), Random(4)
+    for block in range(200):
+        for step in range(200):
+            drafts = draw.randrange(17) if block % 4 else 0
+            quantities = (1.0, 1.0, 100.0 + step, float(drafts > 0), float(drafts), float(drafts > 0))
+            fit.add(float(cost @ quantities) * draw.uniform(0.9, 1.1), quantities)
+        for drafts in (0, 1, 8) if block else (0,):
+            quantities = (1.0, 1.0, 200.0, float(drafts > 0), float(drafts), float(drafts > 0))
+            assert fit.expected(quantities) == pytest.approx(float(cost @ quantities), rel=0.1)
+        assert sum(fit.known) < 0.01

@@ -60,6 +60,11 @@ class InlineDrafter:
         told, drafts = self._told.get(id, (0, ()))
         return drafts if told == length else ()
 
+    @property
+    def delay_s(self) -> float:
+        """They are there."""
+        return 0.0
+
     def expected(self, id: str, count: int = 1) -> float:
         """They are there."""
         return 0.0

@@ -1,7 +1,7 @@
 """A drafter's part in drafting: for which sequences it drafts ahead, how far, and how long a step waits for it.
 
-It is asked where what it brings is worth what it costs: the rows that verify, the time that steps wait, and the time by
-which they are longer while it works on the same cores. What it costs is learned from steps beside which it rests.
+It is asked where its tokens are worth the rows that verify them and the time by which steps are longer while it works
+on the same cores, as long as it has not cost more than it has saved.
 """
 
 from __future__ import annotations
@@ -9,29 +9,28 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import ceil, log
 
 from penstock.engine.hooks import DraftAsk, Drafter, DraftTerms
 from penstock.engine.scheduling.live import Live
+from penstock.engine.speculation.balance import Balance
 from penstock.engine.speculation.costs import DraftCosts
 from penstock.engine.speculation.depths import MARGIN, StepSeconds, best_count
 from penstock.engine.speculation.guess import Guess
 from penstock.engine.speculation.trust import DraftRate, Trust
 from penstock.engine.stats import Counters
 
-_PAUSE, _LONGEST_PAUSE = 64, 1024
-"""Steps for which a drafter that was not worth it is not asked for a sequence: at first, and at most. They double."""
-_TRIAL = 3
-"""Steps for which it is asked then, whatever is known of it."""
+_TRIAL_EVERY, _LONGEST_TRIAL_EVERY, _TRIAL = 128, 512, 4
+"""After how many steps it is asked for sequences, too, for which it seems not worth it, and for how many beside those
+in which an answer comes. The first doubles while it is worth it for none."""
+_LONGEST_TRIAL = 32
 _TRIAL_DEPTH = 4
-_LEAST = 0.1
-"""By how much it has to raise the tokens per second to be asked, as a share: what it costs is known less well than the
-cost of drafts at hand."""
-_CHECK_EVERY, _CHECK = 64, 3
+_CHECK_EVERY, _LONGEST_CHECK_EVERY, _CHECK = 64, 1024, 3
 """After how many steps beside a drafter that works it rests for how many. The first doubles each time."""
+_FARTHEST = 0.1
+"""No token is asked for that is right less often."""
 _SLACK_S = 0.0005
 """By which drafts may be later than expected, and half as late again."""
-_NEW = 0.1
-"""What the last step weighs in an average."""
 
 
 @dataclass(slots=True)
@@ -40,18 +39,11 @@ class Ahead:
 
     live: Live
     terms: DraftTerms
-    supply: float
-    """How much of what is hoped of the drafter has been at hand lately."""
     trust: Trust = field(default_factory=Trust)
     depth: int = 0
     """Drafts that are worth verifying."""
     wanted: int = 0
-    """Drafts that it was told are wanted: some more, for the next step."""
-    trial: int = 0
-    """Steps for which it is still asked whatever is known of it."""
-    pause: int = _PAUSE
-    resting: int = 0
-    """Steps for which it is not asked."""
+    """Drafts that it was told are wanted: some more, for the next steps."""
 
     @property
     def ask(self) -> DraftAsk:
@@ -81,26 +73,35 @@ class RunningAhead:
         self._drafter = drafter
         self.asked = 0
         """Sequences for which it drafts during the step."""
+        self._balance = Balance()
         self._costs = costs
         self._counters = counters
         self._timeout_s = timeout_s
         self._rate = DraftRate()
-        self._supply = 1.0
-        """As of a sequence, over all."""
-        self._wait_s = 0.0
-        """Seconds for which steps wait, on average."""
+        self._worth_it = True
+        """For some sequence of the last step."""
+        self._trial_every = _TRIAL_EVERY
+        self._untried = 0
+        """Steps since a trial began."""
+        self._trial = 0
+        """Steps of a trial to come."""
         self._steps = 0
         """Steps in a row beside which it worked."""
         self._check_every = _CHECK_EVERY
         self._check = 0
         """Steps for which it still rests, to learn what it costs."""
 
+    @property
+    def open(self) -> bool:
+        """Whether it may be asked: it has not cost more than it has saved."""
+        return self._balance.open
+
     def begin(self, live: Live) -> Ahead:
-        """Of a new sequence; the drafter can get ready. `forget` ends it."""
+        """Of a new sequence; the drafter can get ready, if it is worth it lately. `forget` ends it."""
         request = live.request
         terms = DraftTerms(request.sampling, len(request.prompt), live.stops, request.owner, request.session)
-        ahead = Ahead(live, terms, self._supply)
-        if live.draftable:
+        ahead = Ahead(live, terms)
+        if live.draftable and self.open and self._worth_it:
             self._drafter.tell([ahead.ask])
         return ahead
 
@@ -122,23 +123,43 @@ class RunningAhead:
         if self.asked:
             self._tell(sequences, [0] * len(sequences))
 
-    def tell(self, sequences: Sequence[Ahead], rooms: Sequence[int], beside: StepBeside) -> None:
-        """Says how far the sequences are, and how far it is to be ahead of them; `rooms` are the most that it can."""
-        self._wait_s *= 1 - _NEW
+    def tell(self, sequences: Sequence[Ahead], rooms: Sequence[int], beside: StepBeside, trial: bool) -> None:
+        """Says how far the sequences are, and how far it is to be ahead of them; `rooms` are the most drafts of each in
+        a step. In a trial some are wanted of each, whatever they are worth."""
+        if beside.seconds.plain and not self._works(beside.seconds.plain):
+            self.rest(sequences)
+            return
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        depths = [
+            self._depth(ahead, room, beside, local)
+            for ahead, room, local in zip(sequences, rooms, beside.local, strict=True)
+        ]
+        self._worth_it = any(depths)
+        for ahead, room, depth in zip(sequences, rooms, depths, strict=True):
+            ahead.depth = depth or (min(_TRIAL_DEPTH, room) if trial or self._trial else 0)
+        self._tell(sequences, [self._wanted(ahead, beside.seconds) for ahead in sequences])
+        self._balance.pay(loop.time() - began)
+
+    def _works(self, plain_s: float) -> bool:
+        """Whether it may be asked in this step."""
+        if not self.open:
+            return False
+        self._untried += 1
+        self._trial = max(0, self._trial - 1)
+        if self._worth_it:
+            self._trial_every = _TRIAL_EVERY
+        if self._untried >= self._trial_every:
+            self._trial_every = min(2 * self._trial_every, _LONGEST_TRIAL_EVERY)
+            answer = ceil(2 * self._drafter.delay_s / plain_s)
+            self._untried, self._trial = 0, min(_TRIAL + answer, _LONGEST_TRIAL)
         if self.asked:
             self._steps += 1
             if self._steps >= self._check_every:
                 self._check, self._steps = _CHECK, 0
-                self._check_every = min(2 * self._check_every, _LONGEST_PAUSE)
-        if self._check and beside.seconds.plain:
-            self._check -= 1
-            self.rest(sequences)
-            return
-        wanted = [
-            self._wanted(ahead, room, beside, local)
-            for ahead, room, local in zip(sequences, rooms, beside.local, strict=True)
-        ]
-        self._tell(sequences, wanted)
+                self._check_every = min(2 * self._check_every, _LONGEST_CHECK_EVERY)
+        self._check = max(0, self._check - 1)
+        return not self._check
 
     async def wait(self, sequences: Sequence[Ahead], beside: StepBeside, idle: Callable[[], None]) -> float:
         """Waits for drafts as long as that makes more tokens per second than to go on; calls `idle` before. Returns for
@@ -156,20 +177,28 @@ class RunningAhead:
         except TimeoutError:
             self._counters.draft_failures += 1
         waited_s = loop.time() - began
-        self._wait_s += _NEW * waited_s
+        self._balance.pay(waited_s)
         return waited_s
 
     def offer(self, ahead: Ahead, room: int) -> Guess:
         """What there is, up to `room` tokens."""
         if not ahead.wanted:
             return Guess()
-        tokens = tuple(ahead.at_hand(self._drafter)[:room])
-        full = self._guess(ahead, (0,) * min(ahead.wanted, room))
-        offered = self._guess(ahead, tokens)
-        share = min(1.0, offered.hope / full.hope) if full.hope else 0.0
-        ahead.supply += _NEW * (share - ahead.supply)
-        self._supply += _NEW / 4 * (share - self._supply)
-        return offered
+        return self._guess(ahead, tuple(ahead.at_hand(self._drafter)[:room]))
+
+    def brought(self, seconds: float) -> None:
+        """Its drafts of a sequence have saved so many seconds."""
+        self._balance.pay(-seconds)
+
+    def stepped(self, seconds: float, step: StepSeconds, sequences: int, rows: int, others: int) -> None:
+        """A step of so many sequences took `seconds` where `step` was expected. It verified `rows` of its drafts, and
+        `others`. What took more than twice as long as expected is not its doing."""
+        if not step.plain:
+            return
+        if self.asked or rows:
+            expected_s = step.of(rows + others) + self._costs.ahead(sequences) * self.asked
+            self._balance.pay(min(seconds, 2 * expected_s) - step.of(others))
+        self._balance.step(step.plain)
 
     def _guess(self, ahead: Ahead, tokens: tuple[int, ...]) -> Guess:
         return ahead.trust.corrected(Guess(tokens, (self._rate.chance,) * len(tokens)))
@@ -184,45 +213,50 @@ class RunningAhead:
         if asks:
             self._drafter.tell(asks)
 
-    def _wanted(self, ahead: Ahead, room: int, beside: StepBeside, local: float) -> int:
-        """How far it should be ahead of the sequence; 0: not at all."""
-        if ahead.resting:
-            ahead.resting -= 1
-            ahead.trial = 0 if ahead.resting else _TRIAL
+    def _depth(self, ahead: Ahead, room: int, beside: StepBeside, local: float) -> int:
+        """How many of its tokens are worth verifying if they are at hand, beside `local` ones; 0: none."""
+        reach = self._guess(ahead, (0,) * room).reach
+        more_s = self._costs.ahead(beside.sequences)
+        return best_count(reach, beside.seconds, beside.sequences, MARGIN, instead=local, more_s=lambda count: more_s)
+
+    def _wanted(self, ahead: Ahead, step: StepSeconds) -> int:
+        """How far it should be ahead of the sequence: by the drafts of a step, those of the next one, and those by
+        which the text goes on while an answer comes; 0: not at all."""
+        if not ahead.depth:
             return 0
-        guess = self._guess(ahead, (0,) * room)
-        more_s = self._costs.ahead(beside.sequences) + self._wait_s
-        reach = [chance * ahead.supply for chance in guess.reach]
-        depth = best_count(reach, beside.seconds, beside.sequences, _LEAST, instead=local, more_s=lambda count: more_s)
-        if depth:
-            ahead.pause = _PAUSE
-        elif ahead.trial:
-            ahead.trial -= 1
-            depth = min(_TRIAL_DEPTH, room)
-        else:
-            ahead.resting, ahead.pause = ahead.pause, min(2 * ahead.pause, _LONGEST_PAUSE)
-        ahead.depth = depth
-        if not depth:
-            return 0
-        return min(ahead.live.draftable, depth + round(depth * guess.reach[depth - 1]) + 1)
+        guess = self._guess(ahead, (0,) * ahead.depth)
+        wanted = ahead.depth + round(ahead.depth * guess.reach[-1]) + 1
+        if step.plain:
+            passed = ceil((1 + guess.hope) * self._drafter.delay_s / step.of(ahead.depth))
+            wanted = max(wanted, min(ahead.depth + passed, int(log(_FARTHEST) / log(guess.chances[0]))))
+        return min(ahead.live.draftable, wanted)
 
     def _expected(self, ahead: Ahead) -> float:
         return self._drafter.expected(ahead.live.id, min(ahead.depth, ahead.wanted))
 
     def _worth_waiting(self, sequences: Sequence[Ahead], beside: StepBeside) -> float:
-        """Seconds; 0: it is not worth it."""
+        """Seconds; 0: it is not worth it. Steps may also go on while the drafts come, and find them a little later, if
+        the text is as they begin until then."""
         asked = ((self._expected(one), at) for at, one in enumerate(sequences) if one.wanted)
         expected = sorted(one for one in asked if 0 < one[0] <= self._timeout_s)
-        if not beside.seconds.plain:
+        count, step = beside.sequences, beside.seconds
+        if not expected or not step.plain:
             return max((wait_s for wait_s, _ in expected), default=0.0)
-        tokens = float(beside.sequences)
-        best_rate, best, rows = (1 + MARGIN) * tokens / beside.seconds.plain, 0.0, 0
+        there = [self._guess(one, tuple(one.at_hand(self._drafter)[: one.depth])) for one in sequences]
+        hopes = [max(guess.hope, local) for guess, local in zip(there, beside.local, strict=True)]
+        now, now_s = count + sum(hopes), step.of(sum(len(guess.tokens) for guess in there))
+        best_rate, best = (1 + MARGIN) * now / now_s, 0.0
+        gains: list[tuple[float, float]] = []
+        rows = 0
         for wait_s, at in expected:
-            one = sequences[at]
-            there = self._guess(one, (0,) * min(one.depth, len(one.at_hand(self._drafter)))).hope
-            rows += one.depth
-            tokens += max(0.0, self._guess(one, (0,) * one.depth).hope - max(there, beside.local[at]))
-            rate = tokens / (beside.seconds.of(rows) + wait_s)
-            if rate > best_rate:
+            full = self._guess(sequences[at], (0,) * sequences[at].depth)
+            gains.append((max(0.0, full.hope - hopes[at]), full.chances[0]))
+            rows += len(full.tokens) - len(there[at].tokens)
+            rate = (now + sum(gain for gain, _ in gains)) / (wait_s + now_s + step.of(rows) - step.plain)
+            plain_steps = ceil(max(0.0, wait_s - now_s) / step.plain)
+            left = sum(gain * chance ** (1 + plain_steps) for gain, chance in gains)
+            later_s = now_s + plain_steps * step.plain + step.of(rows)
+            later_rate = (now + count * (plain_steps + 1) + left) / later_s
+            if rate > max(best_rate, (1 + MARGIN) * later_rate):
                 best_rate, best = rate, wait_s
         return best

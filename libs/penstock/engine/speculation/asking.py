@@ -7,7 +7,7 @@ proposer is asked. Guesses are compared with what came whether they were verifie
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from penstock.engine.config import EngineConfig
@@ -29,7 +29,8 @@ _FIRST_STEPS = 4
 _TRIAL_EVERY, _LONGEST_PAUSE = 64, 1024
 """Decoding steps without drafts after which some are verified, to learn what they cost now: at first, and at most. They
 double."""
-_TRIAL_DRAFTS = 4
+_TRIAL_DRAFTS, _TRIAL_STEPS = 4, 16
+"""How many, and for how many steps they are looked for: a drafter's come some steps later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,8 @@ class _Choice:
     guess: Guess = NOTHING
     forced: int = 0
     """How many leading ones its grammar forces."""
+    instead: float = 0.0
+    """Tokens that are hoped for without it, where it is the drafter's."""
 
 
 @dataclass(slots=True)
@@ -87,6 +90,12 @@ class Speculation:
         self._plain_steps = 0
         """Decoding steps since the last one with drafts."""
         self._patience = _TRIAL_EVERY
+        self._step = FREE
+        """What is expected of the step."""
+        self._token_s = 0.0
+        """Seconds of the step for each token that is hoped for without the drafter."""
+        self._rows = 0
+        """Drafts of the drafter that the step verifies."""
 
     @property
     def asked(self) -> int:
@@ -128,14 +137,17 @@ class Speculation:
             return {}
         count = len(decoding)
         writers = [self._writers[live.ticket] for live in decoding]
-        step = FREE if self._always else self._costs.step(count, sum(live.length for live in decoding))
+        self._step = step = FREE if self._always else self._costs.step(count, sum(live.length for live in decoding))
+        self._rows = 0
         trial = self._plain_steps >= self._patience
         new = self._costs.steps(count) < _FIRST_STEPS
-        if not self._always and (new or not (trial or step.pays(count))):
+        if not self._always and (
+            new or not (trial or step.pays(count, count * self._most)) or not self._may_propose(decoding)
+        ):
             self._rest(writers)
             return {}
         self._look(writers, step)
-        await self._run_ahead(writers, step, idle)
+        await self._run_ahead(writers, step, trial, idle)
         await self._head(writers, step, idle)
         choices = [self._chosen(writer) for writer in writers]
         reaches = [choice.guess.reach for choice in choices]
@@ -143,12 +155,16 @@ class Speculation:
         if any(lengths):
             self._patience = _TRIAL_EVERY
         elif trial:
-            lengths, self._patience = _some(reaches), min(2 * self._patience, _LONGEST_PAUSE)
+            lengths = _some(reaches)
+            if any(lengths) or self._plain_steps >= self._patience + _TRIAL_STEPS:
+                self._patience = min(2 * self._patience, _LONGEST_PAUSE)
         drafts: dict[int, tuple[int, ...]] = {}
         for writer, choice, length in zip(writers, choices, lengths, strict=True):
             writer.choice = choice
             if length:
                 drafts[writer.live.ticket] = choice.guess.tokens[:length]
+                if choice.proposer == MODEL:
+                    self._rows += max(0, length - choice.forced)
         return drafts
 
     def learn(self, live: Live, drafted: int, accepted: int) -> None:
@@ -159,12 +175,22 @@ class Speculation:
         forced = min(writer.choice.forced, drafted)
         for account in (writer.account, self._counters.drafts):
             account.count(((GRAMMAR, forced), (writer.choice.proposer, drafted - forced)), accepted)
+        if self._ahead is not None and writer.choice.proposer == MODEL:
+            self._ahead.brought(self._token_s * (accepted - writer.choice.instead))
 
     def timed(self, seconds: float, runs: Sequence[Run]) -> None:
         """A step of these runs, none of them of a prompt, took `seconds`."""
         drafts = sum(run.tokens - run.known for run in runs)
         self._plain_steps = 0 if drafts else self._plain_steps + 1
+        if self._ahead is not None:
+            self._ahead.stepped(seconds, self._step, len(runs), self._rows, drafts - self._rows)
         self._costs.learn(seconds, len(runs), sum(run.start for run in runs), drafts, self.asked)
+
+    def _may_propose(self, decoding: Sequence[Live]) -> bool:
+        """Whether there may be any drafts."""
+        if self._looking is not None or self._heading is not None or (self._ahead is not None and self._ahead.open):
+            return True
+        return any(live.guide is not None for live in decoding)
 
     def _rest(self, writers: Sequence[_Writer]) -> None:
         if self._ahead is not None:
@@ -181,13 +207,16 @@ class Speculation:
             writer.looked.look_back(live.tokens)
             self._looking.look(live, writer.looked, forced, self._room(live) - len(forced), token_s)
 
-    async def _run_ahead(self, writers: Sequence[_Writer], step: StepSeconds, idle: Callable[[], None]) -> None:
+    async def _run_ahead(
+        self, writers: Sequence[_Writer], step: StepSeconds, trial: bool, idle: Callable[[], None]
+    ) -> None:
         if self._ahead is None:
             return
         sequences = _aheads(writers)
         beside = self._beside(writers, step)
+        self._token_s = step.plain / (len(writers) + sum(beside.local))
         self._ahead.look_back(sequences)
-        self._ahead.tell(sequences, [self._room(writer.live) for writer in writers], beside)
+        self._ahead.tell(sequences, [self._room(writer.live) for writer in writers], beside, trial)
         waited_s = await self._ahead.wait(sequences, beside, idle)
         for account in (self._counters.drafts, *(writer.account for writer in writers)):
             account.waited_s += waited_s
@@ -213,7 +242,9 @@ class Speculation:
         if looked.tokens:
             options.append(_Choice(LOOKUP, self._legal(writer.live, _joined(sure, looked)), len(forced)))
         if self._ahead is not None and writer.ahead is not None:
-            options += self._option(MODEL, writer, self._usable(self._ahead.offer(writer.ahead, room)), sure)
+            instead = max(map(_hope, options))
+            offered = self._option(MODEL, writer, self._usable(self._ahead.offer(writer.ahead, room)), sure)
+            options += [replace(option, instead=instead) for option in offered]
         if writer.headed is not None:
             options += self._option(HEAD, writer, writer.headed.believed, sure)
         return max(options, key=_hope)

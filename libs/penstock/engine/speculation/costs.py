@@ -9,6 +9,10 @@ _UNITS = (1.0, 16.0, 16_384.0, 1.0, 8.0, 4.0)
 """Of the step itself, its sequences, the tokens of their context, whether it verifies any drafts, how many, and how
 many sequences are drafted for meanwhile."""
 
+_FIRST_STEPS, _OUTLIER = 4, 2.0
+"""After so many steps, one that takes more than so many times what is expected counts as no longer: what holds up a
+machine now and then is no cost of drafts."""
+
 
 class DraftCosts:
     """Seconds of decoding steps, as a linear function of what they compute, of one for each magnitude of the batch: a
@@ -22,8 +26,12 @@ class DraftCosts:
     def learn(self, seconds: float, sequences: int, context: int, drafts: int, ahead: int) -> None:
         """A step of `sequences` sequences with `context` tokens together took `seconds`. It verified `drafts` drafts,
         and a drafter that may be on the same cores drafted for `ahead` sequences meanwhile."""
-        self._steps[sequences.bit_length()] = self.steps(sequences) + 1
-        self._fit(sequences).add(seconds, (1.0, sequences, context, drafts > 0, drafts, ahead))
+        steps, fit = self.steps(sequences), self._fit(sequences)
+        quantities = (1.0, sequences, context, drafts > 0, drafts, ahead)
+        if steps >= _FIRST_STEPS:
+            seconds = min(seconds, _OUTLIER * fit.expected(quantities))
+        self._steps[sequences.bit_length()] = steps + 1
+        fit.add(seconds, quantities)
 
     def steps(self, sequences: int) -> int:
         """How many steps were seen of that magnitude."""
@@ -31,8 +39,9 @@ class DraftCosts:
 
     def step(self, sequences: int, context: int) -> StepSeconds:
         """Of the next step; all 0 before the like was measured."""
-        base, sequence, token, verify, row, _ = self._fit(sequences).known
-        return StepSeconds(base + sequence * sequences + token * context, verify, row)
+        fit = self._fit(sequences)
+        *_, verify, row, _ = fit.known
+        return StepSeconds(fit.expected((1.0, sequences, context, False, 0, 0)), verify, row)
 
     def ahead(self, sequences: int) -> float:
         """Seconds by which a step is longer for each sequence that is drafted for meanwhile."""

@@ -24,9 +24,9 @@ class StepSeconds:
         """Seconds of a step that verifies `drafts` drafts."""
         return self.plain + (self.verify + self.row * drafts if drafts else 0.0)
 
-    def pays(self, sequences: int, hope: float = 1.0) -> bool:
-        """Whether one draft that is accepted with probability `hope` can raise the tokens per second."""
-        return hope * self.plain > sequences * (self.verify + self.row)
+    def pays(self, sequences: int, drafts: int, hope: float = 1.0) -> bool:
+        """Whether so many drafts, each of which is accepted with probability `hope`, raise the tokens per second."""
+        return hope * drafts * self.plain > sequences * (self.verify + self.row * drafts)
 
 
 FREE = StepSeconds(0.0, 0.0, 0.0)

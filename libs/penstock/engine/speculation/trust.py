@@ -13,7 +13,8 @@ _PRIOR = 1.0
 """How many right tokens of a sequence its proposer's word is worth before anything was seen."""
 _SURE = 0.98
 """No guess is believed more."""
-_LONG_MEMORY = 0.999
+_LONG_MEMORY = 0.99
+"""The same of a token of all sequences."""
 _FIRST, _FIRST_WEIGHT = 0.7, 4.0
 """How likely a token of a drafter is right before any was seen, and how many seen ones that is worth."""
 

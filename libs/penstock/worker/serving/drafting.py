@@ -200,6 +200,11 @@ class DraftClient:
         judged, sequence.judged = sequence.judged, (0, 0)
         return judged
 
+    @property
+    def delay_s(self) -> float:
+        """Most drafts come within so many seconds."""
+        return self._delay.usual_s
+
     def expected(self, id: str, count: int = 1) -> float:
         """Seconds by which so many drafts are there most often; inf while the service is away, says nothing, or takes
         too long, and for more than were asked for."""
@@ -252,9 +257,12 @@ class DraftClient:
             if sequence is None:
                 continue
             hungry = sequence.after == after and 0 < len(sequence.ready) < sequence.ask.k
+            before = sequence.after
             sequence.take(after, length, own)
-            if sequence.ready and sequence.since is not None:
-                self._delay.learn(now - sequence.since)
+            answer = sequence.after > before
+            if sequence.since is not None and (answer or sequence.ready):
+                if answer:  # what has only caught up with the text says nothing of the way there and back
+                    self._delay.learn(now - sequence.since)
                 sequence.since = None
             elif hungry and own:
                 self._delay.learn_pace(len(own), now - sequence.fed)

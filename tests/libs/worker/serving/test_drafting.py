@@ -405,3 +405,19 @@ def test_delays_that_grow_are_learned():
     for _ in range(100):
         delay.learn(0.5)
     assert delay.usual_s == pytest.approx(0.5, rel=0.1)
+
+
+def test_catching_up_with_a_text_is_no_delay_of_the_link(target):
+    now = [100.0]
+    wire, tokens = Wire(target, next_one, lambda: now[0]), [1000]
+    for _ in range(30):  # it is told of the text, guesses the token that comes next, and is heard one token too late
+        wire.client.tell([ask("a", list(tokens), 1)])
+        wire.send(), wire.hear(), wire.step()
+        tokens.append(tokens[-1] + 1)
+        wire.client.tell([ask("a", list(tokens), 1)])
+        now[0] += 0.005
+        wire.answer()
+        assert not wire.client.ahead("a", len(tokens))
+    wire.send(), wire.hear(), wire.step(), wire.answer()
+    assert wire.client.ahead("a", len(tokens))
+    assert wire.client.delay_s < 0.01
