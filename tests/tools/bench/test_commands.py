@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import tomllib
@@ -62,3 +63,27 @@ def test_every_source_root_is_installed_and_checked() -> None:
     assert tools["mypy"]["mypy_path"] == tools["pyright"]["extraPaths"] == tools["ruff"]["src"] == list(ROOTS)
     assert tools["pytest"]["ini_options"]["pythonpath"] == [".", *ROOTS]
     assert f"mypy {' '.join(ROOTS)} loadtest" in (ROOT / "Makefile").read_text()
+
+
+def test_a_bench_that_is_told_to_end_ends_what_it_has_started() -> None:
+    """As with `timeout penstock bench ...`: its servers run in sessions of their own."""
+    program = """
+import asyncio
+from penstock.bench import commands
+
+async def bench(quick):
+    try:
+        print("begun", flush=True)
+        await asyncio.Event().wait()
+    finally:
+        await asyncio.sleep(0)
+        print("ended", flush=True)
+
+commands._run(bench, None)
+"""
+    with subprocess.Popen((sys.executable, "-c", program), cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        process.terminate()
+        assert process.stdout.read() == "ended\n"
+    assert process.returncode == 128 + signal.SIGTERM

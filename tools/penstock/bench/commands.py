@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -39,7 +40,19 @@ def _run(
 ) -> None:
     options = options or Output()
     with asyncio.Runner(loop_factory=loop) as runner:
-        show(runner.run(bench(options.quick)), as_json=options.json, as_markdown=options.markdown)
+        try:
+            report = runner.run(_cancelled_by_sigterm(bench(options.quick)))
+        except asyncio.CancelledError:
+            sys.exit(128 + signal.SIGTERM)
+    show(report, as_json=options.json, as_markdown=options.markdown)
+
+
+async def _cancelled_by_sigterm(work: Coroutine[Any, Any, BenchReport]) -> BenchReport:
+    """Else the servers, which run in sessions of their own, would outlive a bench that is told to end."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await work
 
 
 @app.command

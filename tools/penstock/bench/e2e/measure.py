@@ -8,7 +8,6 @@ cached was computed in that round.
 from __future__ import annotations
 
 import asyncio
-import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -62,7 +61,6 @@ async def measure(wanted: E2eOptions) -> E2eReport:
     names = wanted.servers or SERVERS
     rows: list[ServerRow] = []
     load = cells(wanted.quick, wanted.cells)
-    _cancelled_by_sigterm()
     for sitting in sittings(names, shape, weight_bytes(sources.model)) if load else ():
         async with opened(sitting, sources) as subjects:
             for cell in load:
@@ -76,13 +74,6 @@ async def measure(wanted: E2eOptions) -> E2eReport:
     if STEP8K in wanted.cells or (shape is BIG and not wanted.cells):
         found.append(await _step8k(places, wanted.quick))
     return E2eReport("e2e", [*found, *figures.scales(rows, shape.name)], rows)
-
-
-def _cancelled_by_sigterm() -> None:
-    """Else the servers, which run in sessions of their own, would outlive a bench that is told to end."""
-    task = asyncio.current_task()
-    assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
 
 
 async def _step8k(places: Places, quick: bool) -> Figure:
