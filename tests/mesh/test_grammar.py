@@ -77,7 +77,8 @@ async def alone() -> list[Answer]:
 
 @pytest.fixture(scope="module")
 async def mesh(meshes) -> AsyncIterator[Mesh]:
-    setup = MeshSetup(model=MINI, draft=str(embedded("penstock-mini-draft")), model_name=NAME)
+    always = {"draft_always": True, "draft_timeout_s": 10.0}
+    setup = MeshSetup(model=MINI, draft=str(embedded("penstock-mini-draft")), model_name=NAME, engine=always)
     async with meshes(setup) as mesh:
         yield mesh
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import numpy as np
+from operator import mul
 
 _MEMORY = 0.995
 """What a step weighs after the next one like it."""
@@ -23,32 +22,60 @@ class LinearFit:
 
     def __init__(self, units: Sequence[float]) -> None:
         """`units`: of each quantity, of a size that makes their coefficients alike."""
-        self._units = np.array(units)
-        self._weights = np.zeros(len(units))
-        self._least = np.eye(len(units)) / _DOUBT
-        self._told = self._least.copy()
+        self._units = units
+        self._weights = [0.0 for _ in units]
+        self._told = [[(row == column) / _DOUBT for column in range(len(units))] for row in range(len(units))]
         """How much of each quantity, and of each two together, the steps have told; old ones fade to the least."""
         self._any = False
 
     @property
     def known(self) -> list[float]:
         """Seconds for each of every quantity: never negative, and 0 at first."""
-        found: list[float] = (np.maximum(self._weights, 0.0) / self._units).tolist()
-        return found
+        return [max(0.0, weight) / unit for weight, unit in zip(self._weights, self._units, strict=True)]
 
     def expected(self, quantities: Sequence[float]) -> float:
         """Seconds of a step: never negative, and 0 at first. Nearer than what `known` adds up to where quantities are
         not told apart."""
-        return max(0.0, float(self._weights @ (np.array(quantities) / self._units)))
+        return max(0.0, _product(self._weights, self._scaled(quantities)))
 
     def add(self, seconds: float, quantities: Sequence[float]) -> None:
         """A step took `seconds`. The first guess is that the first quantity accounts for all of it."""
-        x = np.array(quantities) / self._units
+        x = self._scaled(quantities)
         if not self._any:
             self._any = True
             self._weights[0] = seconds / x[0]
-        self._told = _MEMORY * self._told + (1 - _MEMORY) * self._least + x[:, None] * x
-        self._weights += (seconds - float(self._weights @ x)) * np.linalg.solve(self._told, x)
+        error = seconds - _product(self._weights, x)
+        for number, (row, value) in enumerate(zip(self._told, x, strict=True)):
+            row[:] = [_MEMORY * told + value * other for told, other in zip(row, x, strict=True)]
+            row[number] += (1 - _MEMORY) / _DOUBT
+        gains = _solved(self._told, x)
+        self._weights = [weight + error * gain for weight, gain in zip(self._weights, gains, strict=True)]
+
+    def _scaled(self, quantities: Sequence[float]) -> list[float]:
+        return [quantity / unit for quantity, unit in zip(quantities, self._units, strict=True)]
+
+
+def _product(one: Sequence[float], other: Sequence[float]) -> float:
+    total: float = sum(map(mul, one, other))
+    return total
+
+
+def _solved(matrix: Sequence[Sequence[float]], right: Sequence[float]) -> list[float]:
+    """x with matrix @ x = right, of a symmetric positive definite matrix: Gauss's elimination, which needs no pivots
+    there. Of so few numbers it is as quick as numpy's, which services without a model do not import."""
+    size = len(right)
+    rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
+    for place, pivot in enumerate(rows):
+        for below in rows[place + 1 :]:
+            factor = below[place] / pivot[place]
+            if factor:
+                for column in range(place + 1, size + 1):
+                    below[column] -= factor * pivot[column]
+    found = [0.0] * size
+    for place in reversed(range(size)):
+        row = rows[place]
+        found[place] = (row[size] - _product(row[place + 1 : size], found[place + 1 :])) / row[place]
+    return found
 
 
 class StepFit(LinearFit):
