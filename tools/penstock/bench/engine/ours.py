@@ -31,6 +31,7 @@ from penstock.testing.drafters import InlineDrafter
 _SLACK = 64
 """More tokens than are measured, for streams that begin earlier than the last."""
 _DRAFTS = 4
+_PAUSE_S = 0.001
 
 
 class Zeros:
@@ -80,10 +81,10 @@ class Ours:
         before = 0
         counts = [0] * len(prompts)
         over = asyncio.Event()
-        end = 0.0
+        end, ended = 0.0, 0
 
         async def stream(number: int) -> None:
-            nonlocal before, end
+            nonlocal before, end, ended
             async for count in self._stream(prompts[number], steps + _SLACK, shared):
                 counts[number] += count
                 total = (
@@ -95,12 +96,20 @@ class Ours:
                 elif begun and not over.is_set() and total - before >= steps * len(prompts):
                     end = time.perf_counter() - begun[0]
                     over.set()
+            ended += 1
+            if ended == len(prompts):
+                over.set()
 
         async with asyncio.TaskGroup() as tasks:
             streams = [tasks.create_task(stream(number)) for number in range(len(prompts))]
             await over.wait()
             for one in streams:
                 one.cancel()
+        # The last step may hold pages that the next streams need, and says nothing when it is done.
+        while self._engine.stats().free_pages < self._engine.stats().total_pages:  # noqa: ASYNC110
+            await asyncio.sleep(_PAUSE_S)
+        if not end:
+            raise RuntimeError("the first streams ended before the last one began")
         return end
 
     async def verify(self, prompt: Sequence[int], steps: int) -> dict[str, float]:
