@@ -62,7 +62,7 @@ def _product(one: Sequence[float], other: Sequence[float]) -> float:
 
 def _solved(matrix: Sequence[Sequence[float]], right: Sequence[float]) -> list[float]:
     """x with matrix @ x = right, of a symmetric positive definite matrix: Gauss's elimination, which needs no pivots
-    there. Of so few numbers it is as quick as numpy's, which services without a model do not import."""
+    there. numpy has it too, but services without a model import this module and not numpy."""
     size = len(right)
     rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
     for place, pivot in enumerate(rows):

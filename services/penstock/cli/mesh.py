@@ -41,8 +41,7 @@ _GATEWAY, _WORKERS, _DRAFT, _STORE, _ROUTER = range(5)
 _DRAFT_SHARE = 8
 """The KV of a draft model gets that part of the memory of the target's, beside it."""
 _OWN_PACE = 0.75
-"""Workers that keep this share of their pace beside each other have cores of their own; two threads of one core keep
-half of it, and a little more."""
+"""Workers that keep this share of their pace beside each other have cores of their own; two on one core keep half."""
 _SAID = ("dtype", "weights", "device", "itl_target_ms")
 """Engine settings that `up` decides for all workers; the others may also be set for prefill or decode workers alone."""
 
