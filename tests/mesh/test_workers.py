@@ -135,7 +135,8 @@ async def test_a_worker_that_is_told_to_drain_and_exit_ends_when_it_is_empty(mes
     settings = ("--router", mesh.router.address, "--model", str(tiny), "--model-name", "tiny", "--host-id", "test")
     settings += ("--role", "both", "--kv-pool-tokens", "8192", "--drain-s", "0")
     [own], registry = mesh.decode, mesh.router.planner.registry
-    tokens = prompt("exit", 40)
+    tokens, replans = prompt("exit", 40), mesh.gateway.metrics.of("tiny").replans
+    before = replans._value.get()
 
     async with process("decode", *settings) as (address, pid):
         await until(lambda: address in members(mesh), "it has joined", seconds=30)
@@ -158,6 +159,7 @@ async def test_a_worker_that_is_told_to_drain_and_exit_ends_when_it_is_empty(mes
         command = (sys.executable, "-m", "penstock.cli", "ctl", "drain", address, "--exit", "--wait")
         told = await asyncio.create_subprocess_exec(*command, "--router", mesh.router.address)
         assert (await stream).ids == (await oracle(tokens, LONG)).ids
+        assert replans._value.get() == before, "no stream had to go on elsewhere"
         assert await told.wait() == 0
         assert address not in members(mesh)
         await until(lambda: not psutil.pid_exists(pid), "it has ended")
