@@ -46,6 +46,9 @@ async def test_both_doors_speak_tls(opened, tmp_path):
             assert answer.choices[0].message.content == "The quick brown fox."
             stream = await client.chat.completions.create(model="tiny", messages=HELLO, stream=True)
             assert [chunk async for chunk in stream][-1].choices[0].finish_reason == "stop"
+            long = [{"role": "user", "content": "many reads " * 30_000}]
+            with pytest.raises(openai.BadRequestError, match="maximum context length"):
+                await client.chat.completions.create(model="tiny", messages=long)
         async with httpx2.AsyncClient() as plain:
             with pytest.raises(httpx2.HTTPError):
                 await plain.get(f"http://{address}/healthz")
