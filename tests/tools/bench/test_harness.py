@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 
-from penstock.bench.harness import BenchReport, figure, interleave
+import pytest
+
+from penstock.bench.harness import BenchReport, cpu_name, figure, interleave
 
 
 async def test_rounds_alternate_and_the_first_is_thrown_away():
@@ -36,3 +38,18 @@ def test_the_json_has_what_programs_read():
     assert set(found["figures"][0]) == {"id", "value", "unit", "min", "max", "against", "goal", "met"}
     assert found["versions"]["python"]
     assert report.table().row_count == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "vectors"),
+    [("sse2 avx2 fma", ", avx2"), ("avx2 avx512f avx512_bf16", ", avx512_bf16"), ("sse2", "")],
+)
+def test_a_processor_is_told_by_more_than_the_name_that_a_virtual_machine_shows(flags, vectors):
+    one = f"cpu family\t: 23\nmodel\t\t: 1\nmodel name\t: AMD EPYC\nflags\t\t: {flags}\npower management:\n"
+    assert cpu_name(f"{one}\n{one.replace(': 23', ': 26')}") == f"AMD EPYC (family 23, model 1{vectors})"
+
+
+def test_a_processor_of_which_linux_says_little_keeps_its_name():
+    assert cpu_name("model name : Some ARM\n") == "Some ARM"
+    with pytest.raises(KeyError):
+        cpu_name("processor : 0\n")
