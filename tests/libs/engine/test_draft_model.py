@@ -407,6 +407,36 @@ def test_more_sequences_than_a_step_takes_are_served_in_turn(tiny):
     assert len(worker.ahead(9)) == 8 and min(lengths) == 8
 
 
+@pytest.mark.parametrize("most", [1, 3])
+def test_a_tenant_with_many_sequences_leaves_the_others_their_turns(tiny, most):
+    worker = Worker(DraftModel(EngineConfig(model=tiny, max_running=most)))
+    for id in range(10):
+        worker.tell(id, text(id, 5), 60, owner=b"flood")
+    worker.tell(10, text(10, 5), 10, owner=b"other")
+    while len(worker.ahead(10)) < 10:
+        worker.step()
+        alone = len(worker.ahead(10))
+        theirs = sum(len(worker.ahead(id)) for id in range(10))
+        assert theirs <= max(1, most - 1) * (alone + 2), "the other one has a place in every step, or in every second"
+
+
+def test_a_tenant_with_many_sequences_leaves_the_others_room(tiny):
+    worker = Worker(DraftModel(EngineConfig(model=tiny, kv_pool_tokens=16 * 12)))
+    for id in range(1, 5):
+        worker.tell(id, text(id, 40), 4, owner=b"flood")
+    worker.rest()
+    assert all(len(worker.ahead(id)) == 4 for id in range(1, 5)), "nobody else is there"
+    worker.tell(5, text(5, 40), 4, owner=b"other")
+    worker.rest()
+    assert len(worker.ahead(5)) == 4 and worker.refused == {4}
+    worker.tell(6, text(6, 40), 4, owner=b"other")
+    worker.rest()
+    assert len(worker.ahead(6)) == 4 and worker.refused == {4, 3}
+    worker.tell(7, text(7, 40), 4, owner=b"other")
+    worker.rest()
+    assert worker.refused == {4, 3, 7}, "no more than the others"
+
+
 def test_the_younger_of_two_long_sequences_gets_no_drafts_until_there_is_room(tiny):
     """They do not take each other's pages at every step."""
     worker = Worker(DraftModel(EngineConfig(model=tiny, kv_pool_tokens=16 * 20, max_model_len=320)))

@@ -17,7 +17,7 @@ from penstock.engine.hooks import DraftTerms
 from penstock.engine.pages import PagePool
 from penstock.engine.rules import TextRules
 from penstock.engine.sampling.choice import Choice, Chosen
-from penstock.engine.speculation.drafted import DraftedText
+from penstock.engine.speculation.drafted import DraftedText, Rank, in_turn, ranks
 from penstock.engine.speculation.exchange import BlockExchange
 from penstock.engine.speculation.guess import right
 from penstock.engine.speculation.leads import (
@@ -58,9 +58,10 @@ class DraftModel:
 
     For each sequence it goes on from its own guesses until it is as many tokens ahead as are wanted. When it is told
     how the text went on, it keeps what it has as far as that is the same, and begins anew from there on otherwise.
-    One step serves all sequences that want a guess, `max_running` at most, the least recently served first; those that
-    have much to catch up take turns with slices of it. Guesses are drawn with the target's own noise (see `noise`) and
-    in its own way, so that draft and target agree as often as their distributions allow.
+    One step serves all sequences that want a guess, `max_running` at most. Owners take turns, and the sequences of
+    each, the least recently served first; those that have much to catch up take turns with slices of it. Guesses are
+    drawn with the target's own noise (see `noise`) and in its own way, so that draft and target agree as often as their
+    distributions allow.
 
     Full blocks of what was told stay in their pages as long as there is room, and are used for other texts of the same
     owner that begin so: the next turn of a session. With a store beside it, a text that lacks blocks waits until it is
@@ -68,7 +69,8 @@ class DraftModel:
     owner keeps out of the store.
 
     A sequence has pages for all that is wanted, or none and no guesses: those that want none for a while give way to
-    those that do, and younger ones to older ones. Not thread-safe: one thread at a time.
+    those that do, and younger ones to older ones of the same owner; the oldest of each owner come before the second
+    oldest of any. Not thread-safe: one thread at a time.
     """
 
     def __init__(
@@ -90,6 +92,8 @@ class DraftModel:
         self._sequences: dict[SequenceId, DraftedText] = {}
         self._refused: list[SequenceId] = []
         """Since the last step."""
+        self._ranks: dict[SequenceId, Rank] = {}
+        """For the next step."""
         self._made = self._turns = 0
         self._kept_since: float | None = None
         """When the step began that gave the first guess that is not handed out."""
@@ -228,10 +232,10 @@ class DraftModel:
 
     def _work(self) -> list[tuple[DraftedText, int]]:
         """The sequences of the next step, and how many tokens of each. All have pages for them."""
+        self._ranks = ranks(self._sequences.values(), self._clock() - _REST_S)
         wanting = [sequence for sequence in self._sequences.values() if sequence.wanted]
         wanting.sort(key=self._rank)
-        wanting = [sequence for sequence in wanting if self._has_room(sequence)]
-        wanting.sort(key=lambda sequence: sequence.served)
+        wanting = in_turn([sequence for sequence in wanting if self._has_room(sequence)], self._sequences.values())
         # whoever got room may have taken it from another that had some
         able = [(one, one.wanted) for one in wanting if not (one.refused or self._asks(one))]
         near = [(sequence, count) for sequence, count in able if count <= _NEAR]
@@ -261,10 +265,8 @@ class DraftModel:
             each = took_s / rows
             self._row_s = each if self._row_s is None else self._row_s + 0.25 * (each - self._row_s)
 
-    def _rank(self, sequence: DraftedText) -> tuple[bool, int]:
-        """Who comes before whom where there is not room for all."""
-        rests = sequence.rested is not None and self._clock() - sequence.rested >= _REST_S
-        return rests, sequence.born
+    def _rank(self, sequence: DraftedText) -> Rank:
+        return self._ranks[sequence.id]
 
     def _has_room(self, sequence: DraftedText) -> bool:
         """Whether the sequence has pages for all its tokens, now or already: free ones, or those of others behind

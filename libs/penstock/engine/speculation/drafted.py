@@ -1,7 +1,9 @@
-"""One text that a draft model guesses on."""
+"""One text that a draft model guesses on, and its place among the others."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from penstock.engine.hooks import DraftTerms
@@ -68,3 +70,34 @@ class DraftedText:
         if self.unfit or self.lacking is not None:
             return 0
         return len(self.tokens) - self.computed if self.guesses else max(0, self.told - 1 - self.computed)
+
+
+Rank = tuple[bool, int, int]
+"""Who comes before whom where there is not room for all: first who has no rest, then, in turn, the oldest of each
+tenant."""
+
+
+def ranks(texts: Iterable[DraftedText], rested: float) -> dict[SequenceId, Rank]:
+    """The rank of each text. One that has wanted nothing since `rested`, or longer, has its rest."""
+    found: dict[SequenceId, Rank] = {}
+    before = Counter[tuple[bytes, bool]]()
+    for text in sorted(texts, key=lambda text: text.born):
+        rests = text.rested is not None and text.rested <= rested
+        tenant = text.terms.owner, rests
+        found[text.id] = rests, before[tenant], text.born
+        before[tenant] += 1
+    return found
+
+
+def in_turn(texts: Sequence[DraftedText], all: Collection[DraftedText]) -> list[DraftedText]:
+    """The texts in the order in which they are served, of `all` that there are: tenants take turns, and the texts of
+    each, the least recently served first."""
+    last: dict[bytes, int] = {}
+    for text in all:
+        last[text.terms.owner] = max(last.get(text.terms.owner, 0), text.served)
+    before, placed = Counter[bytes](), list[tuple[int, int, DraftedText]]()
+    for text in sorted(texts, key=lambda text: text.served):
+        tenant = text.terms.owner
+        placed.append((before[tenant], last[tenant], text))
+        before[tenant] += 1
+    return [text for *_, text in sorted(placed, key=lambda place: place[:2])]

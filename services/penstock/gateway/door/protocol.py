@@ -13,7 +13,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from penstock.gateway.request.bounds import MAX_HEADERS
 
 READ_BYTES = 32 * 1024
-"""Bytes that are read from a connection and parsed at once. A chunk of a body may be six bytes long and costs a call."""
+"""Bytes that are read from a connection and parsed at once: each chunk of a body, be it six bytes, costs a call."""
 MAX_OUTSIDE_BYTES = 64 * 1024
 """Consecutive bytes outside of bodies: a request line with its headers, the sizes of chunks, or trailers."""
 HEAD_S = 10.0
