@@ -33,10 +33,6 @@ void normalise(const float *x, const float *weight, int size, float eps, float *
 
 namespace {
 
-#if !defined(__AMX_BF16__)
-using HeadTiles = HeadLanes<Bf16Cache>;  // only so that the code compiles: it is never chosen
-#endif
-
 // Whether attention is computed in tiles: the processor has them, and keys and values of bfloat16 fill whole tiles.
 bool in_tiles(const Model &model) {
   return kTiles && model.kv_kind == BFLOAT16 && model.head_dim % 32 == 0 && model.block_size % 16 == 0;
@@ -59,7 +55,8 @@ Attention::Attention(Team *team, const Model &model, const Step &step, const flo
       mixed_(mixed),
       group_(model.heads / model.kv_heads) {
   const int members = team_size(team);
-  int64_t room = std::max(HeadLanes<F32Cache>::room(model), HeadColumns<F32Cache>::room(model));
+  int64_t room = std::max(
+      {HeadLanes<F32Cache>::room(model), HeadsInLanes<F32Cache>::room(model), HeadColumns<F32Cache>::room(model)});
 #if defined(__AMX_BF16__)
   if (in_tiles(model)) room = std::max(HeadTiles::room(model), HeadsInTiles::room(model));
 #endif
@@ -67,7 +64,7 @@ Attention::Attention(Team *team, const Model &model, const Step &step, const flo
   room_ = scratch.floats(room_size_ * members);
   int chunks = 0;
   for (int sequence = 0; sequence < step.sequences; ++sequence) chunks += pieces(sequence);
-  many_ = chunks >= 2 * members;
+  share_ = chunks * model.kv_heads / (2 * members);
   for (int sequence = 0, sample = 0; sequence < step.sequences; ++sequence) {
     const int before = sample;
     while (sample < step.samples && step.sampled[sample] < step.first[sequence + 1]) ++sample;
@@ -89,16 +86,20 @@ void Attention::add(std::vector<Unit> &units, Unit unit) {
 }
 
 // How many key heads a unit takes.
-int Attention::heads_together([[maybe_unused]] const Unit &unit) const {
+int Attention::heads_together(const Unit &unit) const {
+  if (!few(unit)) return 1;
+  const int queries = unit.to - unit.from;
 #if defined(__AMX_BF16__)
-  if (many_ && few_in_tiles(unit)) return HeadsInTiles::together(unit.to - unit.from, model_.kv_heads);
+  if (in_tiles(model_)) return share_ >= model_.kv_heads ? HeadsInTiles::together(queries, model_.kv_heads) : 1;
 #endif
-  return 1;
+  const int most = std::clamp(std::min(share_, HeadsInLanes<F32Cache>::kMost / queries), 1, model_.kv_heads);
+  const int units = (model_.kv_heads + most - 1) / most;
+  return (model_.kv_heads + units - 1) / units;  // alike in all units
 }
 
-// Whether it has all queries of a sequence, and these are few and computed in tiles.
-bool Attention::few_in_tiles(const Unit &unit) const {
-  return in_tiles(model_) && unit.joint < 0 && unit.from == 0 && unit.to > 0 && unit.to <= kLanes;
+// Whether it has all queries of a sequence, and these are few.
+bool Attention::few(const Unit &unit) const {
+  return unit.joint < 0 && unit.from == 0 && unit.to > 0 && unit.to <= kLanes;
 }
 
 void Attention::units_of(int sequence, bool needed) {
@@ -189,8 +190,7 @@ void Attention::run(int layer, const Unit &unit, int member, bool sampled) {
   switch (model_.kv_kind) {
     case FLOAT32: return run_as<F32Cache>(layer, unit, room, sampled);
     case BFLOAT16:
-      if (few_in_tiles(unit)) return run_together(layer, unit, room, sampled);
-      if (in_tiles(model_)) return run_as<HeadTiles, HeadTiles>(layer, unit, room, sampled);
+      if (in_tiles(model_)) return run_in_tiles(layer, unit, room, sampled);
       if (in_pairs(model_)) return run_as<PairsCache>(layer, unit, room, sampled);
       return run_as<Bf16Cache>(layer, unit, room, sampled);
     default: return run_as<Int8Cache>(layer, unit, room, sampled);
@@ -200,7 +200,16 @@ void Attention::run(int layer, const Unit &unit, int member, bool sampled) {
 template <class Cache> void Attention::run_as(int layer, const Unit &unit, float *room, bool sampled) {
   if (kColumns && unit.to - unit.from > (unit.joint < 0 ? kQueries : kFew))
     return run_as<HeadColumns<Cache>, HeadLanes<Cache>>(layer, unit, room, sampled);
+  if (unit.heads > 1) return run_together<HeadsInLanes<Cache>, HeadLanes<Cache>>(layer, unit, room, sampled);
   run_as<HeadLanes<Cache>, HeadLanes<Cache>>(layer, unit, room, sampled);
+}
+
+void Attention::run_in_tiles([[maybe_unused]] int layer, [[maybe_unused]] const Unit &unit,
+                             [[maybe_unused]] float *room, [[maybe_unused]] bool sampled) {
+#if defined(__AMX_BF16__)
+  if (few(unit)) return run_together<HeadsInTiles, HeadTiles>(layer, unit, room, sampled);
+  run_as<HeadTiles, HeadTiles>(layer, unit, room, sampled);
+#endif
 }
 
 // `Way` is how the unit's queries look, `Own` how those of one row do.
@@ -223,22 +232,20 @@ template <class Way, class Own> void Attention::run_as(int layer, const Unit &un
   if (done(own, unit.kv_head, rows(own.sequence))) finish(own, unit.kv_head, head);
 }
 
-void Attention::run_together([[maybe_unused]] int layer, [[maybe_unused]] const Unit &unit,
-                             [[maybe_unused]] float *room, [[maybe_unused]] bool sampled) {
-#if defined(__AMX_BF16__)
+// `Together` is how the unit's heads look, `Way` how one of them does.
+template <class Together, class Way>
+void Attention::run_together(int layer, const Unit &unit, float *room, bool sampled) {
   Room own{room};
   const int queries = unit.to - unit.from;
   const int64_t size = queries * Seen::size(model_.head_dim);
   float *seen = own.take(unit.heads * size);
-  auto head = [&](int number) {
-    return HeadTiles(model_, step_, layer, unit.sequence, unit.kv_head + number, qkv_, own);
-  };
+  auto head = [&](int number) { return Way(model_, step_, layer, unit.sequence, unit.kv_head + number, qkv_, own); };
   for (int number = 0; number < unit.heads && !unit.kept; ++number)
     head(number).keep(unit.begin * kPiece, unit.end * kPiece);
   if (sampled && !unit.needed) return;
-  HeadsInTiles(model_, step_, layer, unit.sequence, unit.kv_head, unit.heads, qkv_, own).look(unit.begin, seen);
+  Together(model_, step_, layer, unit.sequence, unit.kv_head, unit.heads, qkv_, own).look(unit.begin, seen);
   for (int number = 0; number < unit.heads; ++number) {
-    HeadTiles single = head(number);
+    Way single = head(number);
     single.choose(0, queries);
     if (unit.pieced < 0) {
       single.forget();
@@ -250,7 +257,6 @@ void Attention::run_together([[maybe_unused]] int layer, [[maybe_unused]] const 
     std::memcpy(part(whose, unit.kv_head + number, unit.begin, 0), seen + number * size, size * sizeof(float));
     if (done(whose, unit.kv_head + number, rows(whose.sequence))) finish(whose, unit.kv_head + number, single);
   }
-#endif
 }
 
 template <class Way, class Own> void Attention::run_joint(int layer, const Unit &unit, float *room, bool sampled) {

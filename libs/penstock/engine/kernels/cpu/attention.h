@@ -58,14 +58,15 @@ class Attention {
   void run(int layer, const Unit &unit, int member, bool sampled);
   template <class Cache> void run_as(int layer, const Unit &unit, float *room, bool sampled);
   template <class Way, class Own> void run_as(int layer, const Unit &unit, float *room, bool sampled);
-  void run_together(int layer, const Unit &unit, float *room, bool sampled);
+  void run_in_tiles(int layer, const Unit &unit, float *room, bool sampled);
+  template <class Together, class Way> void run_together(int layer, const Unit &unit, float *room, bool sampled);
   template <class Way, class Own> void run_joint(int layer, const Unit &unit, float *room, bool sampled);
   bool done(const Pieced &own, int kv_head, int rows);
   template <class Way> void finish(const Pieced &own, int kv_head, Way &head);
 
   void add(std::vector<Unit> &units, Unit unit);
   int heads_together(const Unit &unit) const;
-  bool few_in_tiles(const Unit &unit) const;
+  bool few(const Unit &unit) const;
   void units_of(int sequence, bool needed);
   void units_of_pieces();
   void join(const std::vector<int> &sharers, int piece);
@@ -79,7 +80,7 @@ class Attention {
   const float *qkv_;
   float *mixed_;
   const int group_;
-  bool many_ = false;  // whether there is enough to do for all threads when heads are taken together
+  int share_ = 0;  // how many heads of a piece a unit may take so that there are enough for all threads
   std::vector<Unit> units_, keeps_;
   std::vector<Pieced> pieced_;
   std::vector<std::vector<Row>> joints_;  // by position

@@ -34,14 +34,15 @@ template <class Cache> class HeadLanes : public Head<HeadLanes<Cache>, Cache> {
   using typename Base::Number, typename Base::Span;
 
  public:
-  static constexpr int kMost = kQueries;  // most queries of one call of `ask`
+  static constexpr int kMost = kQueries;  // most queries of one call of `ask`, unless there is memory for fewer
 
-  HeadLanes(const Model &model, const Step &step, int layer, int sequence, int kv_head, const float *qkv, Room room)
-      : Base(model, step, layer, sequence, kv_head, qkv, room, kMost, kMost * model.head_dim),
-        score_(room.take(kMost * kStride)),
+  HeadLanes(const Model &model, const Step &step, int layer, int sequence, int kv_head, const float *qkv, Room room,
+            int most = kMost)
+      : Base(model, step, layer, sequence, kv_head, qkv, room, most, most * model.head_dim),
+        score_(room.take(most * kStride)),
         scale_(room.take(kPiece)) {}
-  static int64_t room(const Model &model) {
-    return Base::own_room(model, kMost, kMost * model.head_dim) + kMost * kStride + kPiece;
+  static int64_t room(const Model &model, int most = kMost) {
+    return Base::own_room(model, most, most * model.head_dim) + most * kStride + kPiece;
   }
 
   // The following calls are for the queries [from, to).
@@ -54,48 +55,21 @@ template <class Cache> class HeadLanes : public Head<HeadLanes<Cache>, Cache> {
   }
 
   // Writes to `to` what the queries see in a piece, Seen::size floats for each.
-  void look(int piece, float *to) {
-    const auto [zero, begin, end] = this->span_of(piece);
-    for (int q = 0; q < count_; ++q) std::fill_n(to + q * Seen::size(dim_), Seen::size(dim_), 0.0f);
-    if (begin >= end) return;
-    this->list(zero + begin, end - begin, 0);
-    this->template fetch<2>(0, kAhead, end - begin);
-    for (int t = begin; t < end; t += kTokens) {
-      this->template fetch<2>(t - begin + kAhead, kTokens, end - begin);
-      over<4>([&]<int queries, int dim>(int q) {
-        const float *query = query_ + q * dim_;
-        float *score = score_ + q * kStride + t;
-        if constexpr (Cache::kPairs)
-          score_pairs<queries, dim>(tokens_ + t - begin, query, dim_, score, kStride);
-        else
-          scores<Cache, queries, dim>(tokens_ + t - begin, query, dim_, score, kStride);
-      });
-    }
-    if constexpr (Cache::kScale) scale(begin, end);
-    const int64_t values = this->at(zero + begin, 1) - this->at(zero + begin, 0);
-    this->template fetch<2>(0, kAhead, end - begin, values);
-    for (int q = 0; q < count_; ++q) {
-      float *score = score_ + q * kStride;
-      const int own = std::max(begin, this->begin(q) - zero), until = std::min(end, this->end(q) - zero);
-      if (own < until) weigh(score, own, until, Seen{to + q * Seen::size(dim_)});
-      const int first = begin / kLanes * kLanes, last = (end + kLanes - 1) / kLanes * kLanes;
-      std::fill(score + first, score + std::max(begin, std::min(own, end)), 0.0f);
-      std::fill(score + std::max(until, begin), score + last, 0.0f);
-      if constexpr (Cache::kPairs)
-        for (int t = first; t < last; t += kLanes)
-          Floats::load(score + t).round(reinterpret_cast<uint16_t *>(score) + t);
-    }
-    for (int t = begin; t < end; ++t) tokens_[t - begin] += values;
-    if constexpr (Cache::kPairs) return mix_in_pairs(begin, end, to);
-    if constexpr (Cache::kScale) scale(begin, end);
-    for (int t = begin; t < end; t += kBlock) {
-      this->template fetch<2>(t - begin + kAhead, kBlock, end - begin);
-      over<kMixes>([&]<int queries, int dim>(int q) {
-        const int tokens = std::min(kBlock, end - t);
-        mix<Cache, queries, dim>(tokens_ + t - begin, tokens, score_ + q * kStride + t, kStride, dim_, Seen::size(dim_),
-                                 to + q * Seen::size(dim_) + kLanes);
-      });
-    }
+  void look(int piece, float *to) { look(this, 1, kAhead, piece, to); }
+
+  // The same for neighbouring heads with as many queries each: [heads, queries]. They take turns with some tokens, so
+  // that memory is read from front to back, and fetched `ahead` tokens before.
+  static void look(HeadLanes *head, int heads, int ahead, int piece, float *to) {
+    const Span span = head->span_of(piece);
+    const int64_t size = int64_t(head->count_) * Seen::size(head->dim_);
+    std::fill_n(to, heads * size, 0.0f);
+    if (span.begin >= span.end) return;
+    for (int h = 0; h < heads; ++h) head[h].list_keys(span, ahead);
+    for (int t = span.begin; t < span.end; t += kTokens)
+      for (int h = 0; h < heads; ++h) head[h].score(span, t, ahead);
+    for (int h = 0; h < heads; ++h) head[h].weigh_tokens(span, ahead, to + h * size);
+    for (int t = 0; t < head->listed_; t += kBlock)
+      for (int h = 0; h < heads; ++h) head[h].mix_values(t, ahead, to + h * size);
   }
 
   // Writes the queries' rows of `mixed` from what they have seen.
@@ -107,21 +81,72 @@ template <class Cache> class HeadLanes : public Head<HeadLanes<Cache>, Cache> {
   }
 
  private:
-  // Adds the values of the tokens [begin, end), in pairs that begin at even positions. The other one of a pair of which
-  // only one is there has no weight.
-  void mix_in_pairs(int begin, int end, float *to) {
-    const int count = end - begin, missing = begin % 2;
-    if (missing) std::copy_backward(tokens_, tokens_ + count, tokens_ + count + 1);
-    tokens_[count + missing] = tokens_[count + missing - 1];
-    const int all = (count + missing + 1) / 2;
-    for (int pair = 0; pair < all; pair += kBlock / 2) {
-      this->template fetch<2>(2 * pair + kAhead, kBlock, count + missing);
-      over<kMixes>([&]<int queries, int dim>(int q) {
-        const auto *weight = reinterpret_cast<const uint16_t *>(score_ + q * kStride) + begin - missing + 2 * pair;
-        mix_pairs<queries, dim>(tokens_ + 2 * pair, std::min(kBlock / 2, all - pair), weight, 2 * kStride, dim_,
-                                Seen::size(dim_), to + q * Seen::size(dim_) + kLanes);
-      });
+  void list_keys(const Span &span, int ahead) {
+    listed_ = span.end - span.begin;
+    this->list(span.zero + span.begin, listed_, 0);
+    this->template fetch<2>(0, ahead, listed_);
+  }
+
+  // Computes the scores of kTokens tokens from t on.
+  void score(const Span &span, int t, int ahead) {
+    const Number *const *keys = tokens_ + t - span.begin;
+    this->template fetch<2>(t - span.begin + ahead, kTokens, listed_);
+    over<4>([&]<int queries, int dim>(int q) {
+      const float *query = query_ + q * dim_;
+      float *score = score_ + q * kStride + t;
+      if constexpr (Cache::kPairs)
+        score_pairs<queries, dim>(keys, query, dim_, score, kStride);
+      else
+        scores<Cache, queries, dim>(keys, query, dim_, score, kStride);
+    });
+  }
+
+  // Turns all scores into weights, and lists the values.
+  void weigh_tokens(const Span &span, int ahead, float *to) {
+    const auto [zero, begin, end] = span;
+    if constexpr (Cache::kScale) scale(begin, end);
+    const int64_t values = this->at(zero + begin, 1) - this->at(zero + begin, 0);
+    this->template fetch<2>(0, ahead, listed_, values);
+    for (int q = 0; q < count_; ++q) {
+      float *score = score_ + q * kStride;
+      const int own = std::max(begin, this->begin(q) - zero), until = std::min(end, this->end(q) - zero);
+      if (own < until) weigh(score, own, until, Seen{to + q * Seen::size(dim_)});
+      const int first = begin / kLanes * kLanes, last = (end + kLanes - 1) / kLanes * kLanes;
+      std::fill(score + first, score + std::max(begin, std::min(own, end)), 0.0f);
+      std::fill(score + std::max(until, begin), score + last, 0.0f);
+      if constexpr (Cache::kPairs)
+        for (int t = first; t < last; t += kLanes)
+          Floats::load(score + t).round(reinterpret_cast<uint16_t *>(score) + t);
     }
+    for (int t = 0; t < listed_; ++t) tokens_[t] += values;
+    if constexpr (Cache::kScale) scale(begin, end);
+    weighed_ = begin;
+    if constexpr (Cache::kPairs) list_pairs();
+  }
+
+  // Pairs begin at even positions. The other one of a pair of which only one is there has no weight.
+  void list_pairs() {
+    if (weighed_ % 2) {
+      std::copy_backward(tokens_, tokens_ + listed_, tokens_ + listed_ + 1);
+      --weighed_, ++listed_;
+    }
+    if (listed_ % 2) tokens_[listed_] = tokens_[listed_ - 1], ++listed_;
+  }
+
+  // Adds the values of kBlock listed tokens from number t on.
+  void mix_values(int t, int ahead, float *to) {
+    const Number *const *values = tokens_ + t;
+    const int tokens = std::min(kBlock, listed_ - t);
+    this->template fetch<2>(t + ahead, kBlock, listed_);
+    over<kMixes>([&]<int queries, int dim>(int q) {
+      const float *weight = score_ + q * kStride;
+      float *mixed = to + q * Seen::size(dim_) + kLanes;
+      if constexpr (Cache::kPairs)
+        mix_pairs<queries, dim>(values, tokens / 2, reinterpret_cast<const uint16_t *>(weight) + weighed_ + t,
+                                2 * kStride, dim_, Seen::size(dim_), mixed);
+      else
+        mix<Cache, queries, dim>(values, tokens, weight + weighed_ + t, kStride, dim_, Seen::size(dim_), mixed);
+    });
   }
 
   // Multiplies scores or weights by the scales of the listed tokens.
@@ -148,7 +173,40 @@ template <class Cache> class HeadLanes : public Head<HeadLanes<Cache>, Cache> {
     if (q < count_) work.template operator()<1, dim>(q);
   }
 
-  float *score_, *scale_;  // [queries, kStride], [kPiece]
+  float *score_, *scale_;         // [queries, kStride], [kPiece]
+  int listed_ = 0, weighed_ = 0;  // listed tokens, and where the weight of the first is
+};
+
+// Neighbouring key heads of a sequence, which look together: so memory is read from front to back, which is quicker
+// than to read a small part of every token at a time.
+template <class Cache> class HeadsInLanes {
+ public:
+  static constexpr int kMost = 64;  // most queries of all heads: their scores stay in the second cache
+
+  // From `kv_head` on so many heads with all their queries.
+  HeadsInLanes(const Model &model, const Step &step, int layer, int sequence, int kv_head, int heads, const float *qkv,
+               Room room)
+      : ahead_(std::clamp(kAheadBytes / int(heads * model.head_dim * sizeof(typename Cache::Number)), 8, kAhead)) {
+    const int rows = step.first[sequence + 1] - step.first[sequence], most = rows * model.heads / model.kv_heads;
+    heads_.reserve(heads);
+    for (int number = 0; number < heads; ++number) {
+      heads_.emplace_back(model, step, layer, sequence, kv_head + number, qkv, room, most);
+      room.take(HeadLanes<Cache>::room(model, most));
+      heads_.back().ask(0, most);
+    }
+  }
+  static int64_t room(const Model &model) {  // as much as one query in each takes, for kMost of them
+    return kMost * HeadLanes<Cache>::room(model, 1);
+  }
+
+  // Writes to `to` what the queries see in a piece: [heads, queries] of Seen::size floats.
+  void look(int piece, float *to) { HeadLanes<Cache>::look(heads_.data(), int(heads_.size()), ahead_, piece, to); }
+
+ private:
+  static constexpr int kAheadBytes = 16384;
+
+  std::vector<HeadLanes<Cache>> heads_;
+  const int ahead_;  // how many tokens ahead are fetched
 };
 
 }  // namespace penstock

@@ -140,13 +140,9 @@ inline FourFloats totals(const Floats *sum) {
     half[i] = _mm256_add_ps((__m256)sum[i].part[0], (__m256)sum[i].part[1]);
 #endif
   }
-  auto fold = [](__m256 a, __m256 b) {
-    return _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
-  };
-  const __m256d one = _mm256_castps_pd(fold(half[0], half[2])), other = _mm256_castps_pd(fold(half[1], half[3]));
-  const __m256 pairs =
-      _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(one, other)), _mm256_castpd_ps(_mm256_unpackhi_pd(one, other)));
-  const __m128 low = _mm256_castps256_ps128(pairs), high = _mm256_extractf128_ps(pairs, 1);
+  auto fold = [&](int i) { return _mm_add_ps(_mm256_castps256_ps128(half[i]), _mm256_extractf128_ps(half[i], 1)); };
+  auto pair = [](__m128 a, __m128 b) { return _mm_add_ps(_mm_movelh_ps(a, b), _mm_movehl_ps(b, a)); };
+  const __m128 low = pair(fold(0), fold(1)), high = pair(fold(2), fold(3));
   return (FourFloats)_mm_add_ps(_mm_shuffle_ps(low, high, 0x88), _mm_shuffle_ps(low, high, 0xdd));
 #else
   return FourFloats{sum[0].total(), sum[1].total(), sum[2].total(), sum[3].total()};
