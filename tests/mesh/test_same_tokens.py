@@ -19,7 +19,7 @@ from penstock.testing.mesh import MeshSetup
 
 from .support import BLOCK, adversarial_draft, ask, drafting, in_pages, prompt, settled
 
-DRAFTS = ("none", "lookup", "model", "same", "adversarial", "head")
+DRAFTS = ("none", "lookup", "model", "same", "adversarial", "head", "served head")
 NO_SPECIALS = dict.fromkeys(range(256, 260), -100.0)
 """Special tokens have no text, and so no place among the logprobs of a text."""
 PLAIN = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True, logprobs=0, logit_bias=NO_SPECIALS)
@@ -49,11 +49,13 @@ async def mesh(request, placement, tiny, other, meshes, http, tmp_path_factory):
     """One running mesh for each placement and kind of draft."""
     async with draft_for(request.param, tiny, other) as draft:
         engine = {"draft_always": True, "lookup_tokens": (1 << 16) * (request.param == "lookup")}
-        if request.param == "head":
-            engine["draft_head"] = str(write_head(tmp_path_factory.mktemp("head"), vocabulary=260))
+        if "head" in request.param:
+            engine["draft_head"] = head = str(write_head(tmp_path_factory.mktemp("head"), vocabulary=260))
+            if request.param == "served head":
+                engine["draft_head_in"], draft = "service", f"head:{head}"
         options = MeshSetup(model=tiny, draft=draft, aggregated=placement == "aggregated", engine=engine)
         async with meshes(options) as mesh:
-            if request.param in ("model", "same"):
+            if request.param in ("model", "same", "served head"):
                 await drafting(http, mesh)
             yield mesh
             stats = mesh.decode[0].worker.engine.stats()

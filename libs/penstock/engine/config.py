@@ -13,6 +13,7 @@ from penstock.runtime.config import ConfigError, Size, at_least, more_than, one_
 DTYPES = ("auto", "float32", "bfloat16", "int8", "float8")
 KV_DTYPES = ("float32", "bfloat16", "int8")
 WEIGHTS = ("auto", "plain", "lossless")
+HEAD_PLACES = ("worker", "service")
 _MOST_THREADS = 1024
 _MOST_DRAFTS = 32
 
@@ -74,6 +75,9 @@ class EngineSettings:
     draft_head: str = "none"
     """Directory of a draft head for the (first) model, in the layout of published EAGLE-3 checkpoints, which guesses in
     decode workers what comes next from what the model's layers say; or none."""
+    draft_head_in: str = "worker"
+    """Where the draft head guesses: in the decode worker, between its steps; or in the draft service, to which the
+    worker tells what the model's layers say."""
     kernels: Annotated[bool, Parameter(parse=False)] = True
     """Use the C++ kernels on a CPU, when there is a compiler and the model suits them."""
     shared_pages: Annotated[bool, Parameter(parse=False)] = False
@@ -89,6 +93,7 @@ class EngineSettings:
         if self.kv_dtype:
             one_of(self, KV_DTYPES, "kv_dtype")
         one_of(self, WEIGHTS, "weights")
+        one_of(self, HEAD_PLACES, "draft_head_in")
         kind, _, number = self.device.partition(":")
         if kind not in ("cpu", "cuda") or not (number.isdecimal() or self.device == kind):
             raise ConfigError("device", self.device, "must be cpu, cuda, or cuda and its number, such as cuda:0")
@@ -132,6 +137,11 @@ class EngineSettings:
     def itl_target_s(self) -> float | None:
         """`itl_target_ms` in seconds; None: no target."""
         return self.itl_target_ms / 1000 or None
+
+    @property
+    def tells_states(self) -> bool:
+        """Whether the draft service is told what the model's layers say."""
+        return self.draft_head_in == "service" and self.draft_head not in ("", "none") and self.draft_tokens > 0
 
     @property
     def kv(self) -> str:

@@ -173,6 +173,21 @@ class DraftTerms:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftStates:
+    """What the model's layers said of consecutive tokens of a sequence."""
+
+    begin: int
+    """Position of the first token."""
+    rows: Sequence[bytes]
+    """Of each token, its hidden states after some layers: bfloat16, little-endian."""
+
+    @property
+    def end(self) -> int:
+        """The position behind the last token."""
+        return self.begin + len(self.rows)
+
+
+@dataclass(frozen=True, slots=True)
 class DraftAsk:
     """Says how far a sequence is, and asks for `k` tokens beyond that; 0: for none until told anew."""
 
@@ -182,6 +197,9 @@ class DraftAsk:
     k: int
     terms: DraftTerms
     """The same whenever the sequence is told of."""
+    states: DraftStates | None = None
+    """Those that there are since the last ask, for a drafter that guesses from them. Without those of the last token
+    but one it guesses nothing."""
 
 
 class Drafter(Protocol):

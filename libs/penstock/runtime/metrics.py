@@ -457,6 +457,7 @@ class DraftMetrics(StoringMetrics):
         super().__init__()
         self.proposals = self._counter("penstock_draft_proposals", "Guesses sent, counted once for each sequence")
         self.tokens = self._counter("penstock_draft_tokens", "Tokens guessed")
+        self.state_bytes = self._counter("penstock_draft_state_bytes", "Bytes of hidden states told to a draft head")
 
     def watch(self, read: Callable[[], Mapping[str, float]], told: Callable[[], Mapping[str, int]]) -> None:
         """From now on `read` gives figures by the names above, and `told` the tokens that were told, by where their KV

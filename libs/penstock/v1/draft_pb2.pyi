@@ -73,6 +73,7 @@ class DraftSequence(_message.Message):
     K_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     TERMS_FIELD_NUMBER: _builtins.int
+    STATES_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     """unique within the stream"""
     keep: _builtins.int
@@ -88,6 +89,10 @@ class DraftSequence(_message.Message):
     def terms(self) -> Global___DraftTerms:
         """in the first mention"""
 
+    @_builtins.property
+    def states(self) -> Global___DraftStates:
+        """new ones, for a draft that guesses from them"""
+
     def __init__(
         self,
         *,
@@ -97,14 +102,43 @@ class DraftSequence(_message.Message):
         k: _builtins.int = ...,
         traceparent: _builtins.str = ...,
         terms: Global___DraftTerms | None = ...,
+        states: Global___DraftStates | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["terms", b"terms"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["states", b"states", "terms", b"terms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "k", b"k", "keep", b"keep", "terms", b"terms", "tokens", b"tokens", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "k", b"k", "keep", b"keep", "states", b"states", "terms", b"terms", "tokens", b"tokens", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DraftSequence: _TypeAlias = DraftSequence  # noqa: Y015
+
+@_typing.final
+class DraftStates(_message.Message):
+    """What the target's layers said of consecutive tokens of a sequence, as these are now. Where they don't go on from those
+    that came before, what those gave is forgotten.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BEGIN_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    begin: _builtins.int
+    """position of the first token"""
+    rows: _builtins.bytes
+    """of each token, its states after the layers that the draft names: bfloat16, little-endian"""
+    def __init__(
+        self,
+        *,
+        begin: _builtins.int = ...,
+        rows: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DraftStates: _TypeAlias = DraftStates  # noqa: Y015
 
 @_typing.final
 class DraftNews(_message.Message):
@@ -210,16 +244,26 @@ class DescribeResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TOKENIZER_FIELD_NUMBER: _builtins.int
+    LAYERS_FIELD_NUMBER: _builtins.int
+    HIDDEN_FIELD_NUMBER: _builtins.int
     tokenizer: _builtins.str
     """sha256 of the draft's tokenizer.json"""
+    hidden: _builtins.int
+    """numbers of a state"""
+    @_builtins.property
+    def layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """it guesses from the target's states after so many layers; none: from tokens alone"""
+
     def __init__(
         self,
         *,
         tokenizer: _builtins.str = ...,
+        layers: _abc.Iterable[_builtins.int] | None = ...,
+        hidden: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["tokenizer", b"tokenizer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hidden", b"hidden", "layers", b"layers", "tokenizer", b"tokenizer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -195,7 +195,9 @@ class _Model:
     draft_address: HostPort | None
     """Of its draft service, the mesh's own or another one, when there is one."""
     head: Path | None
-    """The directory of the head that guesses in its decode workers."""
+    """The directory of the head that guesses for it."""
+    told: bool
+    """The head guesses in the draft service, which is told what the model's layers say."""
 
 
 def _models(options: MeshOptions, ports: Ports) -> Iterator[_Model]:
@@ -205,14 +207,19 @@ def _models(options: MeshOptions, ports: Ports) -> Iterator[_Model]:
         checkpoint = inspect(directory)
         _check_tiers(options, settled(options.engine, checkpoint), checkpoint.config)
         service = options.draft_service if number == 0 else None
-        draft = None if service else _draft(options.draft_of(number), checkpoint)
+        told = number == 0 and options.engine.tells_states
+        if told and not service and options.draft not in ("", "none"):
+            right = "must be none, or the address of a draft service, where the draft head guesses in the service"
+            raise ConfigError("draft", options.draft, right)
+        draft = None if service or told else _draft(options.draft_of(number), checkpoint)
         yield _Model(
             name=options.names[number],
             directory=directory,
             weights_bytes=sum(file.stat().st_size for file in checkpoint.weight_files),
             draft=draft,
-            draft_address=ports.reserve() if draft else service,
+            draft_address=ports.reserve() if draft or (told and not service) else service,
             head=_head(options.engine.draft_head, checkpoint) if number == 0 else None,
+            told=told,
         )
 
 
@@ -332,10 +339,12 @@ def _workers(
     for place, model in enumerate(models):
         shares = iter(host_shares(each * len(models), model.weights_bytes)[place * each :])
         what = (*worker, "--model", str(model.directory), "--model-name", model.name)
-        what += ("--draft", model.draft_address or "none")
+        draft = ("--draft", model.draft_address or "none")
         for number in range(place * prefill, (place + 1) * prefill):
+            none = ("--draft", "none") if model.told else draft  # it tells no states, and a head needs them
             own = _cores(options, next(shares))
-            yield _child(options, "prefill", _WORKERS, "--address", ports.reserve(), *what, *own, number=number)
+            yield _child(options, "prefill", _WORKERS, "--address", ports.reserve(), *what, *none, *own, number=number)
+        what += draft
         head = () if model.head is None else ("--draft-head", str(model.head))
         for number in range(place * options.decode, (place + 1) * options.decode):
             own = _cores(options, next(shares))
@@ -367,11 +376,14 @@ def _tiers(options: MeshOptions, models: Sequence[_Model]) -> Iterator[str]:
 
 def _drafts(options: MeshOptions, models: Sequence[_Model], store: HostPort) -> Iterator[ChildSpec]:
     for place, model in enumerate(models):
-        if model.draft is not None and model.draft_address is not None:
-            which = place if len(models) > 1 else None
-            what = ("--address", model.draft_address, "--model", str(model.draft), "--threads", "1", "--kvstore", store)
-            device = ("--device", options.engine.device)
-            yield _child(options, "draft", _DRAFT, *what, *device, number=which)
+        if model.told and not options.draft_service:
+            what = ("--model", str(model.directory), "--head", str(model.head))
+        elif model.draft is not None:
+            what = ("--model", str(model.draft), "--kvstore", store)
+        else:
+            continue
+        own = ("--address", model.draft_address or "", "--threads", "1", "--device", options.engine.device)
+        yield _child(options, "draft", _DRAFT, *what, *own, number=place if len(models) > 1 else None)
 
 
 def _child(options: MeshOptions, service: str, stage: int, *arguments: str, number: int | None = None) -> ChildSpec:

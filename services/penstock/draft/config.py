@@ -25,6 +25,9 @@ class DraftConfig:
 
     model: str
     """A Hugging Face model directory."""
+    head: str = "none"
+    """Directory of a draft head for `model`, which is then the target itself: the head guesses from what the target's
+    layers say, as decode workers tell it. none: `model` guesses from tokens."""
     address: Address = HostPort("127.0.0.1:0")
     """Address to listen on, host:port; port 0 picks a free port."""
     dtype: str = "auto"

@@ -37,6 +37,7 @@ from penstock.runtime.threads import started_threads, to_its_end
 
 if TYPE_CHECKING:
     from penstock.engine.speculation.draft_model import DraftModel
+    from penstock.engine.speculation.head.foresight import HeadForesight
 
 _MOST_NEWS = 256
 """Untaken news; while there are so many, those who bring more wait."""
@@ -83,12 +84,21 @@ class Ruling(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A draft's vocabulary."""
+    """A draft's vocabulary, and what it guesses from."""
 
     tokenizer: str
     """Fingerprint."""
     vocabulary: Callable[[], Mapping[str, int]]
     """Reads the id of each text; in a thread."""
+    layers: Sequence[int] = ()
+    """It guesses from the target's states after so many layers; none: from tokens alone."""
+    hidden: int = 0
+    """Numbers of a state."""
+
+    @property
+    def state_bytes(self) -> int:
+        """Of a token's states in bfloat16."""
+        return 2 * len(self.layers) * self.hidden
 
 
 class Drafts:
@@ -291,18 +301,20 @@ async def open_drafts(
 class LoadedDraft:
     """What a draft service works with."""
 
-    model: DraftModel
+    model: DraftModel | HeadForesight
     description: Description
     ruling: Ruling
 
 
 def load_draft(config: DraftConfig) -> LoadedDraft:
-    """The model that the settings name. Raises ConfigError for a directory that is not a model."""
+    """The model that the settings name, or the head for it. Raises ConfigError for a directory that is neither."""
     from penstock.engine.forward.model import set_threads
     from penstock.engine.grammars import RequestRules
     from penstock.engine.speculation.draft_model import DraftModel
 
     set_threads(config.threads)  # this thread loads, and decides how many compute
+    if config.head != "none":
+        return _load_head(config)
     try:
         pool = config.engine(config.kv_pool_tokens or _room(config))
         model = DraftModel(pool, stores=bool(config.kvstore))
@@ -311,6 +323,25 @@ def load_draft(config: DraftConfig) -> LoadedDraft:
     except CheckpointError as error:
         raise ConfigError("model", config.model, str(error)) from error
     return LoadedDraft(model, description, RequestRules(checkpoint, drafting=True))
+
+
+def _load_head(config: DraftConfig) -> LoadedDraft:
+    from penstock.checkpoint import inspect
+    from penstock.engine.grammars import RequestRules
+    from penstock.engine.speculation.head.foresight import HeadForesight
+
+    try:
+        target = inspect(config.model)
+    except CheckpointError as error:
+        raise ConfigError("model", config.model, str(error)) from error
+    try:
+        model = HeadForesight(config.engine(config.kv_pool_tokens or _LEAST_TOKENS), config.head)
+    except CheckpointError as error:
+        raise ConfigError("head", config.head, str(error)) from error
+    description = Description(
+        tokenizer_fingerprint(target), partial(vocabulary, target), model.head.layers, model.head.hidden_size
+    )
+    return LoadedDraft(model, description, RequestRules(target, drafting=True))
 
 
 def _room(config: DraftConfig) -> int:

@@ -20,7 +20,7 @@ import structlog
 from penstock.draft.config import DraftConfig
 from penstock.engine.hooks import Check, Source
 from penstock.engine.named import NameWatcher
-from penstock.engine.speculation.leads import BlockMove, DraftBlocks
+from penstock.engine.speculation.leads import BlockMove, DraftBlocks, Foresight
 from penstock.kv.client.client import BlockPut, Origin, StoreClient, open_store
 from penstock.kv.host import host_id
 from penstock.rpc.channels import open_channels
@@ -32,7 +32,6 @@ from penstock.worker.rates import FetchRates
 from penstock.worker.stored import StoredKeys
 
 if TYPE_CHECKING:
-    from penstock.engine.speculation.draft_model import DraftModel
     from penstock.engine.step.memory import PageMemory
 
 _LEAST_S, _UNKNOWN_S = 0.05, 1.0
@@ -233,9 +232,12 @@ def _origin(blocks: DraftBlocks) -> Origin:
 
 
 @asynccontextmanager
-async def open_draft_kv(config: DraftConfig, model: DraftModel, metrics: DraftMetrics) -> AsyncIterator[DraftKv | None]:
-    """The KV of `model` in the store that the settings name, at work for the length of the block; None without one."""
-    if not config.kvstore:
+async def open_draft_kv(config: DraftConfig, model: Foresight, metrics: DraftMetrics) -> AsyncIterator[DraftKv | None]:
+    """The KV of `model` in the store that the settings name, at work for the length of the block; None without one, and
+    for a draft head, whose KV stays where it is."""
+    from penstock.engine.speculation.draft_model import DraftModel
+
+    if not config.kvstore or not isinstance(model, DraftModel):
         yield None
         return
     failed, pages = metrics.task_failed, KnownPages()

@@ -53,8 +53,9 @@ class DraftService(draft_pb2_grpc.DraftServicer):
         request: draft_pb2.DescribeRequest,
         context: grpc.aio.ServicerContext[draft_pb2.DescribeRequest, draft_pb2.DescribeResponse],
     ) -> draft_pb2.DescribeResponse:
-        """Names the vocabulary."""
-        return draft_pb2.DescribeResponse(tokenizer=self._drafts.description.tokenizer)
+        """Names the vocabulary, and what else is to be told than tokens."""
+        own = self._drafts.description
+        return draft_pb2.DescribeResponse(tokenizer=own.tokenizer, layers=own.layers, hidden=own.hidden)
 
     async def Vocabulary(
         self,

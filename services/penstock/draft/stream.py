@@ -14,7 +14,7 @@ from penstock.draft.config import DraftConfig
 from penstock.draft.drafts import Drafts
 from penstock.engine.checks import check_sampling
 from penstock.engine.errors import RequestRefused
-from penstock.engine.hooks import DraftTerms
+from penstock.engine.hooks import DraftStates, DraftTerms
 from penstock.engine.speculation.leads import DraftLead, DraftTold, SequenceId
 from penstock.errors import InvalidRequest
 from penstock.kv.bounds import check_namespace
@@ -24,6 +24,8 @@ from penstock.v1 import draft_pb2
 from penstock.worker.sampling import sampling_from_message
 
 _MAX_K = 128
+_MOST_STATES = 512
+"""Tokens of one sequence whose states come at once."""
 _MOST_IDS = 1 << 32
 """What is no token of the draft model is left out later."""
 
@@ -94,7 +96,21 @@ class DraftStream:
             tokens=list(sequence.tokens),
             k=min(sequence.k, _MAX_K),
             terms=terms,
+            states=self._states(sequence) if sequence.HasField("states") else None,
         )
+
+    def _states(self, sequence: draft_pb2.DraftSequence) -> DraftStates:
+        """Raises InvalidRequest for what can't be states of the sequence's tokens."""
+        begin, rows, size = sequence.states.begin, sequence.states.rows, self._drafts.description.state_bytes
+        if not size:
+            raise bad("states", f"{len(rows)} bytes", "this draft guesses from tokens alone")
+        count, rest = divmod(len(rows), size)
+        length = sequence.keep + len(sequence.tokens)
+        if rest or not count or begin + count > length or count > _MOST_STATES:
+            right = f"must be {size} bytes for each of 1 to {_MOST_STATES} of the {length} tokens"
+            raise bad("states", f"{len(rows)} bytes from token {begin} on", right)
+        self._drafts.metrics.state_bytes.inc(len(rows))
+        return DraftStates(begin, [rows[at : at + size] for at in range(0, len(rows), size)])
 
     def _check(self, new: bool, change: int) -> None:
         """Raises InvalidRequest when the stream may not hold so much more."""

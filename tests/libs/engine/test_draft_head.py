@@ -14,11 +14,17 @@ from safetensors.torch import load_file, save_file
 from penstock.checkpoint import CheckpointError, inspect, inspect_head
 from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
-from penstock.engine.request import Request
-from penstock.engine.speculation.head.guessing import WINDOW, HeadGuesser, HeadView
+from penstock.engine.hooks import DraftTerms
+from penstock.engine.request import Request, SamplingParams
+from penstock.engine.sampling.choice import Choice
+from penstock.engine.speculation.head.foresight import HeadForesight
+from penstock.engine.speculation.head.guessing import HeadAsk, HeadGuesser, HeadView
 from penstock.engine.speculation.head.model import HeadContext, HeadModel, HeadRows
+from penstock.engine.speculation.head.watched import WINDOW, states_of
+from penstock.engine.speculation.leads import DraftTold
 from penstock.models.teach import load_head
-from penstock.runtime.drafts import HEAD, PROPOSERS
+from penstock.runtime.drafts import HEAD, MODEL, PROPOSERS
+from penstock.testing.drafters import model_drafter
 from penstock.testing.heads import HEAD_VOCABULARY, write_head
 
 
@@ -272,3 +278,134 @@ async def test_grammars_shape_its_guesses(config, kit, stored):
         answer = await kit.read(engine, request)
         kit.assert_same(plain, answer)
         assert engine.stats().drafts.verified[PROPOSERS.index(HEAD)] > 0
+
+
+# In a service
+
+
+def served(config: EngineConfig, directory) -> EngineConfig:
+    return replace(config, draft_head=str(directory), draft_head_in="service")
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+async def test_same_tokens_with_a_served_head(config, kit, stored, kernels):
+    config = replace(config, kernels=kernels, max_batch_tokens=40)
+    requests = kit.mixed()
+    async with Engine.open(config) as engine:
+        plain = await kit.read_all(engine, requests)
+    async with model_drafter(HeadForesight(config, str(stored))) as drafter:
+        async with Engine.open(served(config, stored), drafter) as engine:
+            for one, other in zip(plain, await kit.read_all(engine, requests), strict=True):
+                kit.assert_same(one, other)
+            stats = engine.stats()
+            assert stats.drafts.verified[PROPOSERS.index(MODEL)] > 50
+            assert stats.drafts.verified[PROPOSERS.index(MODEL)] == stats.drafted
+
+
+async def test_grammars_shape_the_guesses_of_a_served_head(config, kit, stored):
+    sampling = kit.greedy(30, ignore_eos=False, grammar='start: "ab" "cd"* | /[0-9 ]{4,20}/')
+    request = Request("one", tuple(range(60, 90)), sampling)
+    async with Engine.open(config) as engine:
+        plain = await kit.read(engine, request)
+    async with model_drafter(HeadForesight(config, str(stored))) as drafter:
+        async with Engine.open(served(config, stored), drafter) as engine:
+            kit.assert_same(plain, await kit.read(engine, request))
+            assert engine.stats().drafts.verified[PROPOSERS.index(MODEL)] > 0
+
+
+class Telling:
+    """Tells a served head of texts whose states are drawn."""
+
+    def __init__(self, model: HeadForesight) -> None:
+        self.model = model
+        self.numbers: dict[int, int] = {}
+        self.random = torch.Generator().manual_seed(1)
+
+    def features(self, rows: int):
+        return torch.randn(rows, 2 * 64, generator=self.random).bfloat16()
+
+    def tell(self, id, keep, tokens, k=3, states=None, owner=b""):
+        self.numbers[id] = sum(self.numbers.values()) + 1
+        terms = None if keep else DraftTerms(SamplingParams(99, temperature=0.0), 1, frozenset(), owner)
+        told = None if states is None else states_of(*states)
+        self.model.tell(DraftTold((1, id), self.numbers[id], keep, tokens, k, terms, states=told))
+
+    def step(self):
+        made = self.model.step()
+        for lead in made.leads:
+            assert lead.after == self.numbers[lead.id[1]]
+        return {lead.id[1]: (lead.length, list(lead.tokens)) for lead in made.leads}, [id for _, id in made.refused]
+
+
+def foresight(tiny, stored, **settings) -> HeadForesight:
+    return HeadForesight(EngineConfig(model=tiny, **settings), str(stored))
+
+
+def test_a_served_head_guesses_what_the_head_guesses(tiny, stored):
+    telling = Telling(foresight(tiny, stored))
+    own, view = telling.model._guesser, HeadView()
+    text = list(range(5, 45))
+    telling.tell(1, 0, text, states=(0, features := telling.features(39)))
+    view.watch(0, features)
+    for length in (40, 41, 44):
+        guess, _ = telling.step()
+        sampling = SamplingParams(99, temperature=0.0)
+        [alone] = own.guess([HeadAsk(view, text, 3, Choice(sampling, frozenset(), text, 1))])
+        assert guess == {1: (length, list(alone.tokens))} and alone.tokens
+        assert telling.step() == ({}, []), "once for each time that it is told"
+        more = telling.features(1 if length == 40 else 3)
+        text = [*text, *range(7, 7 + len(more))]
+        view.watch(length - 1, more)
+        telling.tell(1, length, text[length:], states=(length - 1, more))
+
+
+def test_without_its_states_a_text_gets_no_guesses(tiny, stored):
+    telling = Telling(foresight(tiny, stored))
+    telling.tell(1, 0, [5, 6, 7, 8])
+    assert telling.step() == ({}, [])
+    telling.tell(1, 4, [9], states=(3, telling.features(1)))
+    assert telling.step()[0], "those of the last token but one are enough"
+    telling.tell(1, 5, [10, 11], states=(4, telling.features(1)))
+    assert telling.step() == ({}, []), "those of the last but one are missing"
+    telling.tell(1, 2, [9, 9], states=(2, telling.features(1)))
+    assert telling.step()[0], "the text went another way"
+
+
+def test_states_that_are_not_finite_are_left_out_and_disturb_nobody(tiny, stored):
+    telling, alone = Telling(foresight(tiny, stored)), Telling(foresight(tiny, stored))
+    for each in (telling, alone):
+        each.tell(1, 0, [5, 6, 7, 8], states=(0, each.features(3)))
+    broken = telling.features(3)
+    broken[1, 1] = float("nan")
+    telling.tell(2, 0, [5, 6, 7, 8], states=(0, broken))
+    assert telling.step() == alone.step()
+
+
+def test_strange_tokens_and_texts_that_are_too_long_are_refused(tiny, stored):
+    telling = Telling(foresight(tiny, stored))
+    telling.tell(1, 0, [5, 6, 400], states=(0, telling.features(2)))
+    assert telling.step() == ({}, [1])
+    limit = telling.model.checkpoint.config.max_positions
+    telling.tell(2, 0, [5] * limit, states=(limit - 3, telling.features(2)))
+    assert telling.step() == ({}, [2])
+
+
+def test_where_there_is_not_room_for_all_the_youngest_go_without(tiny, stored):
+    telling = Telling(foresight(tiny, stored, kv_pool_tokens=1024, max_model_len=512))
+    for id in (1, 2, 3):
+        telling.tell(id, 0, [5, 6, 7, id], states=(0, telling.features(3)))
+    guesses, refused = telling.step()
+    assert (sorted(guesses), refused) == ([1, 2], [3])
+    telling.tell(4, 0, [5, 6, 7, 4], states=(0, telling.features(3)), owner=b"another")
+    guesses, refused = telling.step()
+    assert (sorted(guesses), refused) == ([4], [2])
+    telling.model.forget((1, 1))
+    telling.tell(3, 4, [9], states=(3, telling.features(1)))
+    assert sorted(telling.step()[0]) == [3]
+
+
+def test_more_texts_than_a_call_takes_are_served_in_turn(tiny, stored):
+    telling = Telling(foresight(tiny, stored, max_running=2))
+    for id in range(5):
+        telling.tell(id, 0, [5, 6, 7, id], states=(0, telling.features(3)))
+    assert [sorted(telling.step()[0]) for _ in range(4)] == [[0, 1], [2, 3], [4], []]

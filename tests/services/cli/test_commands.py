@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -575,6 +576,22 @@ def test_a_draft_head_is_for_workers_that_decode_the_first_model(tmp_path: Path)
         children = plan_mesh(MeshOptions(port=0, models=two, prefill=1, decode=2, engine=engine), ports).children
     told = {child.name: child.command[-2:] for child in children if "--draft-head" in child.command}
     assert told == dict.fromkeys(("decode-0", "decode-1"), ("--draft-head", str(head)))
+
+
+def test_a_draft_head_guesses_in_the_draft_service_where_that_is_said(tmp_path: Path) -> None:
+    head, tiny = write_head(tmp_path / "head"), write_checkpoint(tmp_path / "tiny")
+    engine = EngineSettings(draft_head=str(head), draft_head_in="service")
+    with reserved_ports() as ports:
+        options = MeshOptions(port=0, models=(str(tiny),), prefill=1, engine=engine)
+        children = {child.name: child.command for child in plan_mesh(options, ports).children}
+        draft, decode = children["draft"], children["decode-0"]
+        assert draft[draft.index("--model") :][:4] == ("--model", str(tiny), "--head", str(head))
+        assert decode[decode.index("--draft") + 1] == draft[draft.index("--address") + 1]
+        assert decode[decode.index("--draft-head-in") + 1] == "service" and decode[-2:] == ("--draft-head", str(head))
+        prefill = children["prefill-0"]
+        assert "--draft-head" not in prefill and prefill[prefill.index("--draft") + 1] == "none"
+        with pytest.raises(ConfigError, match=r"draft = .*must be none, or the address"):
+            plan_mesh(replace(options, draft=str(tiny)), ports)
 
 
 def test_a_draft_service_that_runs_already(tmp_path: Path) -> None:

@@ -185,6 +185,28 @@ BAD = {
 }
 
 
+@pytest.mark.parametrize(
+    ("hidden", "begin", "rows", "reason"),
+    [
+        (0, 0, b"1234", "tokens alone"),
+        (1, 0, b"12345", "4 bytes for each"),
+        (1, 0, b"", "4 bytes for each"),
+        (1, 3, b"12345678", "1 to 512 of the 4 tokens"),
+    ],
+)
+async def test_states_that_can_t_be_those_of_the_text_are_named(hidden, begin, rows, reason):
+    description = Description("test", dict, (1, 2) if hidden else (), hidden)
+    async with served_drafts(PlainForesight(last_again), description) as (server, _):
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            call = draft_pb2_grpc.DraftStub(channel).Propose()
+            news = message(1, (1, 0, [5, 6, 7, 8]))
+            news.sequences[0].states.begin, news.sequences[0].states.rows = begin, rows
+            await call.write(news)
+            with pytest.raises(grpc.aio.AioRpcError, match="states") as caught:
+                await call.read()
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT and reason in caught.value.details()
+
+
 @pytest.mark.parametrize("field", BAD)
 async def test_what_does_not_fit_ends_the_stream_and_is_named(field):
     async with drafting(PlainForesight(last_again)) as (stub, _, server):

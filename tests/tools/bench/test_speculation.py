@@ -10,6 +10,7 @@ import pytest
 from penstock.bench.measured.document import section
 from penstock.bench.speculation.bound import bound
 from penstock.bench.speculation.branches import DraftChoices, Outcomes, SaidText, TwoChoices, outcomes
+from penstock.bench.speculation.heads import head_figures
 from penstock.bench.speculation.measure import measure
 from penstock.bench.speculation.replay import EXCERPT, RecordedTurn, recorded_turns, replay
 from penstock.bench.speculation.trees import tokens_per_step
@@ -142,3 +143,11 @@ async def test_a_bound_model_says_what_the_small_one_says(tmp_path):
             request = Request("a", tuple(range(300, 340)), SamplingParams(24, temperature=0.0, ignore_eos=True))
             said.append([token.token async for update in engine.generate(request) for token in update.tokens])
     assert said[0] == said[1] and len(said[0]) == 24
+
+
+async def test_without_a_head_its_figures_say_what_is_missing(tmp_path: Path) -> None:
+    found = await head_figures(None, True)
+    assert [one.id for one in found] == ["head_worker_vs_plain_tool_calls", "head_service_vs_plain_tool_calls"]
+    assert all(one.value is None and "penstock models head" in one.against for one in found)
+    with pytest.raises(ConfigError, match=r"head = .*config\.json"):
+        await head_figures(tmp_path, True)

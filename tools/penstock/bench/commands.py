@@ -180,14 +180,15 @@ def cores(options: Options = None) -> None:
 def speculation(
     options: Options = None,
     *,
-    part: list[Literal["replay", "trees", "mesh", "branches", "delay", "peers"]] | None = None,
+    part: list[Literal["replay", "trees", "mesh", "branches", "delay", "heads", "peers"]] | None = None,
     trace: list[Path] | None = None,
+    head: Path | None = None,
 ) -> None:
     """What drafts are worth: tokens of a verify step with guesses by lookup, on recorded sessions of agents, and with a
     second branch; tokens per second with drafts and without, through the mesh, of the embedded pair and of one that
     reads many weights; what drafts for the likeliest other outcome could bring at most; tokens per second with a
-    drafter that is right as often as it is told to be, behind a slow link; tool calls beside other servers that
-    speculate.
+    drafter that is right as often as it is told to be, behind a slow link, and with a draft head in the worker and in
+    the draft service; tool calls beside other servers that speculate.
 
     Parameters
     ----------
@@ -195,10 +196,12 @@ def speculation(
         Only these. Default: all.
     trace:
         Recorded requests with their texts; may be given more than once. Default: the excerpt in loadtest/traces/texts.
+    head:
+        Directory of a draft head for the embedded model, as `penstock models head` writes one. Default: none.
     """
     from penstock.bench.speculation.measure import measure
 
-    _run(lambda quick: measure(quick, part or (), trace or ()), options)
+    _run(lambda quick: measure(quick, part or (), trace or (), head), options)
 
 
 @app.command

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from penstock.engine.hooks import DraftAsk
 from penstock.engine.rules import TextRules
 from penstock.engine.speculation.draft_model import DraftModel
 from penstock.engine.speculation.guess import right
+from penstock.engine.speculation.head.foresight import HeadForesight
 from penstock.engine.speculation.leads import (
     DraftBlocks,
     DraftLead,
@@ -188,10 +189,14 @@ async def served_drafts(
 
 
 @asynccontextmanager
-async def draft_client(port: int, target: Checkpoint, *, patient: bool = False) -> AsyncIterator[DraftClient]:
-    """A worker's client of the service at that port; `patient`: it expects drafts however long they take."""
+async def draft_client(
+    port: int, target: Checkpoint, *, patient: bool = False, layers: Sequence[int] = ()
+) -> AsyncIterator[DraftClient]:
+    """A worker's client of the service at that port; `patient`: it expects drafts however long they take. It tells
+    states after `layers`."""
     async with open_channels() as channels, asyncio.TaskGroup() as tasks:
-        client = DraftClient(channels.to(f"127.0.0.1:{port}"), target, PatientDelay() if patient else None)
+        delay = PatientDelay() if patient else None
+        client = DraftClient(channels.to(f"127.0.0.1:{port}"), target, delay, layers=layers)
         running = tasks.create_task(client.run())
         try:
             yield client
@@ -200,13 +205,14 @@ async def draft_client(port: int, target: Checkpoint, *, patient: bool = False) 
 
 
 @asynccontextmanager
-async def model_drafter(model: DraftModel) -> AsyncIterator[DraftClient]:
-    """A patient drafter that has a service with this model."""
-    checkpoint = model.checkpoint
-    description = Description(tokenizer_fingerprint(checkpoint), dict)
+async def model_drafter(model: DraftModel | HeadForesight) -> AsyncIterator[DraftClient]:
+    """A patient drafter that has a service with this model, or this head."""
+    checkpoint, description = model.checkpoint, Description(tokenizer_fingerprint(model.checkpoint), dict)
+    if isinstance(model, HeadForesight):
+        description = replace(description, layers=model.head.layers, hidden=model.head.hidden_size)
     async with (
         served_drafts(model, description, RequestRules(checkpoint, drafting=True)) as (server, _),
-        draft_client(server.port, checkpoint, patient=True) as client,
+        draft_client(server.port, checkpoint, patient=True, layers=description.layers) as client,
     ):
         async with asyncio.timeout(10):
             await client.connected.wait()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,7 +40,8 @@ class MeshSetup:
 
     model: Path
     draft: str = "none"
-    """A model directory, `none`, or `address:HOST:PORT` of a draft service of the test's own."""
+    """A model directory, `none`, `address:HOST:PORT` of a draft service of the test's own, or `head:DIRECTORY` for one
+    with a draft head for the model."""
     prefill: int = 1
     decode: int = 1
     aggregated: bool = False
@@ -105,7 +106,7 @@ async def open_mesh(options: MeshSetup) -> AsyncIterator[Mesh]:
             settings |= {"draft_bytes": 16 << 20 if options.draft != "none" else 0, **options.store}
             stores.append(await stack.enter_async_context(open_kvstore(KvStoreConfig(**settings))))
         kvstore = {"kvstore": stores[0].address, "host_id": hosts[0]} if stores else {}
-        draft, draft_address = await _open_draft(stack, options.draft, kvstore)
+        draft, draft_address = await _open_draft(stack, options, kvstore)
 
         def worker(number: int) -> dict[str, Any]:
             host = number % len(hosts)
@@ -119,8 +120,14 @@ async def open_mesh(options: MeshSetup) -> AsyncIterator[Mesh]:
                 **options.worker,
             }
 
+        def prefilling(number: int) -> dict[str, Any]:
+            found = worker(number)
+            if options.draft.startswith("head:"):
+                found["engine"] = replace(found["engine"], draft_head="none")
+            return found
+
         prefill = [
-            await stack.enter_async_context(open_prefill(PrefillConfig(**worker(number))))
+            await stack.enter_async_context(open_prefill(PrefillConfig(**prefilling(number))))
             for number in range(0 if options.aggregated else options.prefill)
         ]
         role: Literal["decode", "both"] = "both" if options.aggregated else "decode"
@@ -149,10 +156,15 @@ async def wait_joined(router: str, prefill: int, decode: int) -> None:
                     return
 
 
-async def _open_draft(stack: AsyncExitStack, draft: str, settings: dict[str, Any]) -> tuple[ServedDraft | None, str]:
+async def _open_draft(
+    stack: AsyncExitStack, options: MeshSetup, settings: dict[str, Any]
+) -> tuple[ServedDraft | None, str]:
+    draft = options.draft
     if draft == "none":
         return None, "none"
     if draft.startswith("address:"):
         return None, draft.removeprefix("address:")
+    if draft.startswith("head:"):
+        draft, settings = str(options.model), {"head": draft.removeprefix("head:")}
     served = await stack.enter_async_context(open_draft(DraftConfig(model=draft, **settings)))
     return served, served.address

@@ -17,6 +17,7 @@ from penstock.engine.speculation.balance import Balance
 from penstock.engine.speculation.costs import DraftCosts
 from penstock.engine.speculation.depths import MARGIN, StepSeconds, best_count
 from penstock.engine.speculation.guess import Guess
+from penstock.engine.speculation.head.watched import Watched, states_of
 from penstock.engine.speculation.trust import DraftRate, Trust
 from penstock.engine.stats import Counters
 
@@ -40,15 +41,27 @@ class Ahead:
     live: Live
     terms: DraftTerms
     trust: Trust = field(default_factory=Trust)
+    watched: Watched | None = None
+    """What the model's layers said, if the drafter guesses from that."""
     depth: int = 0
     """Drafts that are worth verifying."""
     wanted: int = 0
     """Drafts that it was told are wanted: some more, for the next steps."""
 
-    @property
     def ask(self) -> DraftAsk:
-        """How far the sequence is, and what is wanted."""
-        return DraftAsk(self.live.id, self.live.tokens, self.wanted, self.terms)
+        """How far the sequence is, and what is wanted; with the states that were not told yet, if any is wanted."""
+        states = states_of(*self.watched.take()) if self.wanted and self.watched and self.watched.waiting else None
+        return DraftAsk(self.live.id, self.live.tokens, self.wanted, self.terms, states)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the drafter can guess behind the text, once it is told."""
+        return self.watched is None or self.watched.ready(self.live.length)
+
+    def feature(self, wanted: bool) -> None:
+        """The next steps are to keep states for the drafter, or need not."""
+        if self.watched is not None:
+            self.live.run.featured = wanted
 
     def at_hand(self, drafter: Drafter) -> Sequence[int]:
         """The drafter's tokens that go on from the text, once it was told."""
@@ -68,9 +81,13 @@ class StepBeside:
 class RunningAhead:
     """An engine's drafter, and what is known of it."""
 
-    def __init__(self, drafter: Drafter, costs: DraftCosts, counters: Counters, timeout_s: float) -> None:
-        """A step waits for drafts for at most `timeout_s`."""
+    def __init__(
+        self, drafter: Drafter, costs: DraftCosts, counters: Counters, timeout_s: float, *, states: bool = False
+    ) -> None:
+        """A step waits for drafts for at most `timeout_s`. `states`: the drafter guesses from what the model's layers
+        say."""
         self._drafter = drafter
+        self.states = states
         self.asked = 0
         """Sequences for which it drafts during the step."""
         self._balance = Balance()
@@ -100,10 +117,18 @@ class RunningAhead:
         """Of a new sequence; the drafter can get ready, if it is worth it lately. `forget` ends it."""
         request = live.request
         terms = DraftTerms(request.sampling, len(request.prompt), live.stops, request.owner, request.session)
-        ahead = Ahead(live, terms)
+        ahead = Ahead(live, terms, watched=Watched() if self.states else None)
         if live.draftable and self.open and self._worth_it:
-            self._drafter.tell([ahead.ask])
+            ahead.feature(True)
+            self._drafter.tell([ahead.ask()])
         return ahead
+
+    def computed(self, ahead: Ahead) -> None:
+        """A step has computed tokens of the sequence, and they are taken in."""
+        run, live = ahead.live.run, ahead.live
+        if ahead.watched is not None and run.features is not None:
+            ahead.watched.watch(run.start, run.features[: max(0, live.computed - run.start)])
+            run.features = None
 
     def forget(self, live: Live) -> None:
         """The sequence has ended."""
@@ -120,6 +145,8 @@ class RunningAhead:
 
     def rest(self, sequences: Sequence[Ahead]) -> None:
         """It is not asked for this step."""
+        for ahead in sequences:
+            ahead.feature(False)
         if self.asked:
             self._tell(sequences, [0] * len(sequences))
 
@@ -138,6 +165,9 @@ class RunningAhead:
         self._worth_it = any(depths)
         for ahead, room, depth in zip(sequences, rooms, depths, strict=True):
             ahead.depth = depth or (min(_TRIAL_DEPTH, room) if trial or self._trial else 0)
+            ahead.feature(ahead.depth > 0)
+            if not ahead.ready:
+                ahead.depth = 0  # it can guess behind the next step
         self._tell(sequences, [self._wanted(ahead, beside.seconds) for ahead in sequences])
         self._balance.pay(loop.time() - began)
 
@@ -208,7 +238,7 @@ class RunningAhead:
         for ahead, count in zip(sequences, wanted, strict=True):
             before, ahead.wanted = ahead.wanted, count
             if count or before:
-                asks.append(ahead.ask)
+                asks.append(ahead.ask())
         self.asked = sum(1 for count in wanted if count)
         if asks:
             self._drafter.tell(asks)
@@ -221,9 +251,9 @@ class RunningAhead:
 
     def _wanted(self, ahead: Ahead, step: StepSeconds) -> int:
         """How far it should be ahead of the sequence: by the drafts of a step, those of the next one, and those by
-        which the text goes on while an answer comes; 0: not at all."""
-        if not ahead.depth:
-            return 0
+        which the text goes on while an answer comes; 0: not at all. From states it guesses for the next step alone."""
+        if not ahead.depth or self.states:
+            return ahead.depth
         guess = self._guess(ahead, (0,) * ahead.depth)
         wanted = ahead.depth + round(ahead.depth * guess.reach[-1]) + 1
         if step.plain:

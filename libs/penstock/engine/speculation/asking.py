@@ -84,7 +84,9 @@ class Speculation:
         self._heading = heading
         self._ahead = None
         if drafter is not None and self._most:
-            self._ahead = RunningAhead(drafter, self._costs, counters, config.draft_timeout_s)
+            self._ahead = RunningAhead(
+                drafter, self._costs, counters, config.draft_timeout_s, states=config.tells_states
+            )
         self._writers: dict[int, _Writer] = {}
         """By ticket."""
         self._plain_steps = 0
@@ -124,12 +126,16 @@ class Speculation:
 
     def computed(self, step: Sequence[Live]) -> None:
         """A step has computed tokens of these sequences, and they are taken in."""
-        if self._heading is None:
+        if self._heading is None and not (self._ahead is not None and self._ahead.states):
             return
         for live in step:
             writer = self._writers.get(live.ticket)
-            if writer is not None and writer.headed is not None:
+            if writer is None:
+                continue
+            if self._heading is not None and writer.headed is not None:
                 self._heading.computed(writer.headed)
+            elif self._ahead is not None and writer.ahead is not None:
+                self._ahead.computed(writer.ahead)
 
     async def ask(self, decoding: Sequence[Live], idle: Callable[[], None]) -> Mapping[int, tuple[int, ...]]:
         """Drafts by ticket, for sequences whose next step is a decode step. Calls `idle` before it waits for any."""

@@ -6,18 +6,16 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from penstock.checkpoint import Checkpoint, inspect
 from penstock.engine.checks import settled
 from penstock.engine.config import EngineConfig
 from penstock.engine.errors import EngineError
 from penstock.engine.forward.model import load_model, set_threads
-from penstock.engine.hooks import DraftTerms
 from penstock.engine.pages import PagePool
 from penstock.engine.rules import TextRules
 from penstock.engine.sampling.choice import Choice, Chosen
-from penstock.engine.speculation.drafted import DraftedText, Rank, in_turn, ranks
+from penstock.engine.speculation.drafted import REST_S, DraftedText, Rank, fitting, in_turn, led, ranks
 from penstock.engine.speculation.exchange import BlockExchange
 from penstock.engine.speculation.guess import right
 from penstock.engine.speculation.leads import (
@@ -31,8 +29,6 @@ from penstock.engine.speculation.leads import (
 )
 from penstock.engine.step.memory import PageMemory
 from penstock.engine.step.run import Run
-from penstock.grammar.guide import Guide
-from penstock.grammar.matcher import GrammarLeft
 from penstock.kv.identity import Chain, root_key
 
 _NEAR = 16
@@ -47,8 +43,6 @@ _TOGETHER_S = 0.002
 as much as a step of a small model."""
 _LEAST_BLOCKS = 4
 """A text that lacks fewer is computed without asking the store."""
-_REST_S = 2.0
-"""Seconds without a wish after which a sequence gives way to any that has one."""
 _log = logging.getLogger(__name__)
 
 
@@ -183,7 +177,7 @@ class DraftModel:
         if told.terms is None or told.keep:
             return None
         self._made += 1
-        terms, tokens = _fitting(told.terms, self._vocab_size), list[int]()
+        terms, tokens = fitting(told.terms, self._vocab_size), list[int]()
         sequence = DraftedText(
             id=told.id,
             owner=f"{told.id}#{self._made}",
@@ -232,7 +226,7 @@ class DraftModel:
 
     def _work(self) -> list[tuple[DraftedText, int]]:
         """The sequences of the next step, and how many tokens of each. All have pages for them."""
-        self._ranks = ranks(self._sequences.values(), self._clock() - _REST_S)
+        self._ranks = ranks(self._sequences.values(), self._clock() - REST_S)
         wanting = [sequence for sequence in self._sequences.values() if sequence.wanted]
         wanting.sort(key=self._rank)
         wanting = in_turn([sequence for sequence in wanting if self._has_room(sequence)], self._sequences.values())
@@ -458,29 +452,5 @@ class DraftModel:
 def _choice(sequence: DraftedText) -> Choice:
     """How the next token is chosen, for a sequence without guesses."""
     terms, rules = sequence.terms, sequence.rules
-    guide = _led(rules.guide, sequence.tokens)
+    guide = led(rules.guide, sequence.tokens)
     return Choice(terms.sampling, terms.stops, sequence.tokens, terms.prompt, guide=guide, words=rules.words)
-
-
-def _led(guide: Guide | None, tokens: Sequence[int]) -> Guide | None:
-    """A copy of the guide, to be led on from the end of `tokens`; None where they left the grammar."""
-    if guide is None:
-        return None
-    try:
-        guide.follow(tokens)
-    except GrammarLeft:
-        guide.restart()  # it is of no more use where it is
-        return None
-    return guide.copy()
-
-
-def _fitting(terms: DraftTerms, vocab_size: int) -> DraftTerms:
-    """The terms without tokens that the draft model doesn't know."""
-    sampling = terms.sampling
-    known = replace(
-        sampling,
-        logit_bias={token: bias for token, bias in sampling.logit_bias.items() if token < vocab_size},
-        banned_token_ids=frozenset(token for token in sampling.banned_token_ids if token < vocab_size),
-        logprobs=None,
-    )
-    return replace(terms, sampling=known, stops=frozenset(token for token in terms.stops if token < vocab_size))

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Protocol, TypeVar
 
 from penstock.engine.hooks import DraftTerms
 from penstock.engine.rules import FREE, TextRules
 from penstock.engine.sampling.choice import Choice
 from penstock.engine.speculation.leads import DraftBlocks, SequenceId
+from penstock.grammar.guide import Guide
+from penstock.grammar.matcher import GrammarLeft
 from penstock.kv.identity import Chain
+
+REST_S = 2.0
+"""Seconds without a wish after which a sequence gives way to any that has one."""
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -77,7 +83,20 @@ Rank = tuple[bool, int, int]
 tenant."""
 
 
-def ranks(texts: Iterable[DraftedText], rested: float) -> dict[SequenceId, Rank]:
+class Told(Protocol):
+    """A text that somebody was told of, and may want guesses for."""
+
+    id: SequenceId
+    born: int
+    terms: DraftTerms
+    rested: float | None
+    served: int
+
+
+AnyTold = TypeVar("AnyTold", bound=Told)
+
+
+def ranks(texts: Iterable[Told], rested: float) -> dict[SequenceId, Rank]:
     """The rank of each text. One that has wanted nothing since `rested`, or longer, has its rest."""
     found: dict[SequenceId, Rank] = {}
     before = Counter[tuple[bytes, bool]]()
@@ -89,15 +108,39 @@ def ranks(texts: Iterable[DraftedText], rested: float) -> dict[SequenceId, Rank]
     return found
 
 
-def in_turn(texts: Sequence[DraftedText], all: Collection[DraftedText]) -> list[DraftedText]:
+def in_turn(texts: Sequence[AnyTold], all: Collection[AnyTold]) -> list[AnyTold]:
     """The texts in the order in which they are served, of `all` that there are: tenants take turns, and the texts of
     each, the least recently served first."""
     last: dict[bytes, int] = {}
     for text in all:
         last[text.terms.owner] = max(last.get(text.terms.owner, 0), text.served)
-    before, placed = Counter[bytes](), list[tuple[int, int, DraftedText]]()
+    before, placed = Counter[bytes](), list[tuple[int, int, AnyTold]]()
     for text in sorted(texts, key=lambda text: text.served):
         tenant = text.terms.owner
         placed.append((before[tenant], last[tenant], text))
         before[tenant] += 1
     return [text for *_, text in sorted(placed, key=lambda place: place[:2])]
+
+
+def led(guide: Guide | None, tokens: Sequence[int]) -> Guide | None:
+    """A copy of the guide, to be led on from the end of `tokens`; None where they left the grammar."""
+    if guide is None:
+        return None
+    try:
+        guide.follow(tokens)
+    except GrammarLeft:
+        guide.restart()  # it is of no more use where it is
+        return None
+    return guide.copy()
+
+
+def fitting(terms: DraftTerms, vocab_size: int) -> DraftTerms:
+    """The terms without tokens that a model of so many doesn't know."""
+    sampling = terms.sampling
+    known = replace(
+        sampling,
+        logit_bias={token: bias for token, bias in sampling.logit_bias.items() if token < vocab_size},
+        banned_token_ids=frozenset(token for token in sampling.banned_token_ids if token < vocab_size),
+        logprobs=None,
+    )
+    return replace(terms, sampling=known, stops=frozenset(token for token in terms.stops if token < vocab_size))

@@ -60,8 +60,8 @@ class Headed:
 
     @property
     def ready(self) -> bool:
-        """Whether the head has seen all that it needs: all tokens but the last, some of them newly."""
-        return bool(self.watched.waiting) and self.watched.end == self.live.length - 1
+        """Whether the head has seen all that it needs."""
+        return self.watched.ready(self.live.length)
 
 
 class Heading:

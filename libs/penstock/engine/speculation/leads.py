@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from penstock.engine.hooks import DraftTerms
+from penstock.engine.hooks import DraftStates, DraftTerms
 from penstock.engine.rules import TextRules
 
 SequenceId = tuple[int, int]
@@ -28,6 +28,8 @@ class DraftTold:
     """With the first of a sequence."""
     ruled: bool = False
     """With the first of a sequence: rules will follow, and no token is guessed before."""
+    states: DraftStates | None = None
+    """New ones, for a model that guesses from what the target's layers said."""
 
 
 @dataclass(frozen=True, slots=True)

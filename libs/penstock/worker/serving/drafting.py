@@ -14,8 +14,9 @@ from math import inf
 import grpc
 import structlog
 
-from penstock.checkpoint import Checkpoint, inspect, tokenizer_fingerprint
-from penstock.engine.hooks import DraftAsk, DraftTerms
+from penstock.checkpoint import Checkpoint, CheckpointError, inspect, inspect_head, tokenizer_fingerprint
+from penstock.engine.config import EngineConfig
+from penstock.engine.hooks import DraftAsk, DraftStates, DraftTerms
 from penstock.engine.speculation.drafting import vocabulary, vocabulary_misfit
 from penstock.engine.speculation.guess import right
 from penstock.rpc.channels import open_channels
@@ -34,6 +35,10 @@ _MOST_SENT = 1 << 15
 """Tokens in one message; a longer text goes in parts."""
 _MOST_AHEAD = 256
 """Drafts of one sequence that are kept: no service is asked for as many."""
+_MOST_STATES = 32
+"""Tokens of a sequence whose states are kept until they are sent: a head begins with as many."""
+_MOST_STATE_BYTES = 1 << 20
+"""In one message; the last sequence's come on top."""
 _MOST_TOKENS = 1 << 22
 """Of a vocabulary."""
 _Call = grpc.aio.StreamStreamCall[draft_pb2.DraftNews, draft_pb2.DraftLeads]
@@ -95,6 +100,15 @@ class _Sequence:
     """Right and wrong drafts since that was asked."""
     fed: float = 0.0
     """When the last drafts came."""
+    states: DraftStates | None = None
+    """Those that are not sent yet."""
+
+    def hold(self, states: DraftStates) -> None:
+        """Keeps the states until they are sent; those of the last tokens, if they are many."""
+        if self.states is not None and self.states.end == states.begin:
+            rows = [*self.states.rows, *states.rows][-_MOST_STATES:]
+            states = DraftStates(states.end - len(rows), rows)
+        self.states = states
 
     def take(self, after: int, length: int, tokens: Sequence[int]) -> None:
         """Drafts that go on from the first `length` tokens and those that came before; anything else is left out."""
@@ -135,12 +149,15 @@ class DraftClient:
         target: Checkpoint,
         delay: DraftDelay | None = None,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        layers: Sequence[int] = (),
     ) -> None:
-        """A draft whose tokens are not those of `target` is not used. `delay` is what it learns; `clock` gives
-        seconds."""
+        """A draft whose tokens are not those of `target` is not used, nor one that guesses from other states than those
+        after so many `layers`. `delay` is what it learns; `clock` gives seconds."""
         self._stub = draft_pb2_grpc.DraftStub(channel)
         self._target = target
         self._tokenizer = tokenizer_fingerprint(target)
+        self._layers = tuple(layers)
         self._clock = clock
         self.connected = asyncio.Event()
         """Set while there is a stream."""
@@ -173,6 +190,8 @@ class DraftClient:
                 sequence = self._sequences[ask.id] = _Sequence(next(self._ids), ask, len(ask.tokens))
                 self._by_number[sequence.number] = sequence
             sequence.ask, sequence.length = ask, len(ask.tokens)
+            if ask.states is not None:
+                sequence.hold(ask.states)
             sequence.settle()
             self._await(sequence, now)
             self._unsent[ask.id] = None
@@ -214,8 +233,8 @@ class DraftClient:
         more = count - len(sequence.ready)
         if more <= 0:
             return 0.0
-        if sequence.refused or (sequence.ready and sequence.ready[-1] in sequence.ask.terms.stops):
-            return inf
+        if sequence.refused or (sequence.ready and (self._layers or sequence.ready[-1] in sequence.ask.terms.stops)):
+            return inf  # a head says all that it guesses at once
         now = self._clock()
         if sequence.ready:
             late = now - sequence.fed > more * self._delay.each_s + self._delay.patience_s
@@ -283,6 +302,11 @@ class DraftClient:
     async def misfit(self) -> str | None:
         """Why this draft can't draft here; None when it can. Raises AioRpcError when the service can't be asked."""
         found = await self._stub.Describe(draft_pb2.DescribeRequest(), timeout=_DESCRIBE_S)
+        if (layers := tuple(found.layers)) != self._layers:
+            return f"guesses from {_said(layers)}, and this worker tells {_said(self._layers)}"
+        hidden = self._target.config.hidden_size
+        if layers and found.hidden != hidden:
+            return f"guesses from states of {found.hidden} numbers, and those of the model have {hidden}"
         if found.tokenizer == self._tokenizer:
             return None
         theirs: dict[str, int] = {}
@@ -291,15 +315,16 @@ class DraftClient:
             async for part in call:
                 theirs.update(zip(part.texts, part.ids, strict=False))
                 if len(theirs) > _MOST_TOKENS:
-                    return f"the draft has more than {_MOST_TOKENS} tokens"
+                    return f"has more than {_MOST_TOKENS} tokens"
         finally:
             call.cancel()
-        return await asyncio.to_thread(lambda: vocabulary_misfit(vocabulary(self._target), theirs))
+        reason = await asyncio.to_thread(lambda: vocabulary_misfit(vocabulary(self._target), theirs))
+        return None if reason is None else f"has other tokens than the model: {reason}"
 
     async def _connect(self, connection: Connection) -> None:
         reason = await self.misfit()
         if reason is not None:
-            raise Unsuitable(f"the draft model has other tokens: {reason}")
+            raise Unsuitable(f"the draft {reason}")
         call = self._stub.Propose()
         self.connected.set()
         self._tell_all()
@@ -347,20 +372,24 @@ class DraftClient:
         return draft_pb2.DraftNews(number=next(self._news), sequences=self._differences(), forget=gone)
 
     def _differences(self) -> Iterator[draft_pb2.DraftSequence]:
-        room = _MOST_SENT
-        while self._unsent and room:
+        room, state_room = _MOST_SENT, _MOST_STATE_BYTES
+        while self._unsent and room and state_room > 0:
             id = next(iter(self._unsent))
             sequence = self._sequences[id]
             end = min(sequence.length, sequence.sent + room)
             room -= end - sequence.sent
-            yield self._difference(id, sequence, end)
+            difference = self._difference(id, sequence, end)
+            state_room -= len(difference.states.rows)
+            yield difference
             sequence.sent = end
             if end == sequence.length:
                 del self._unsent[id]
 
     def _difference(self, id: str, sequence: _Sequence, end: int) -> draft_pb2.DraftSequence:
-        """The tokens up to `end`; drafts are wanted behind the last one only."""
-        ask, new = sequence.ask, not sequence.sent
+        """The tokens up to `end`; drafts are wanted behind the last one only, and states come with it."""
+        ask, new, states = sequence.ask, not sequence.sent, None
+        if end == sequence.length:
+            states, sequence.states = sequence.states, None
         return draft_pb2.DraftSequence(
             id=sequence.number,
             keep=sequence.sent,
@@ -368,7 +397,16 @@ class DraftClient:
             k=ask.k if end == sequence.length else 0,
             traceparent=self._traces.get(id, "") if new else "",
             terms=_terms(ask.terms) if new else None,
+            states=None if states is None else _states(states),
         )
+
+
+def _said(layers: Sequence[int]) -> str:
+    return f"states after the layers {', '.join(map(str, layers))}" if layers else "tokens alone"
+
+
+def _states(states: DraftStates) -> draft_pb2.DraftStates:
+    return draft_pb2.DraftStates(begin=states.begin, rows=b"".join(states.rows))
 
 
 def _terms(terms: DraftTerms) -> draft_pb2.DraftTerms:
@@ -378,22 +416,36 @@ def _terms(terms: DraftTerms) -> draft_pb2.DraftTerms:
     )
 
 
+def _layers(engine: EngineConfig, target: Checkpoint) -> Sequence[int]:
+    """After how many layers the states are that are told to the service. Raises ConfigError."""
+    if not engine.tells_states:
+        return ()
+    try:
+        return inspect_head(engine.draft_head, target).layers
+    except CheckpointError as error:
+        raise ConfigError("draft_head", engine.draft_head, str(error)) from error
+
+
 @asynccontextmanager
 async def open_drafter(config: WorkerConfig, metrics: WorkerMetrics) -> AsyncIterator[DraftClient | None]:
     """A client of the configured draft service, or None. Its defects cost drafts, never the worker.
 
-    Raises ConfigError when the service answers already and its draft has other tokens than the model.
+    Raises ConfigError when the service answers already and its draft has other tokens than the model, or guesses from
+    other states than this worker tells; and when there are states to tell and no service.
     """
     if config.draft in ("", "none"):
+        if config.engine.tells_states:
+            raise ConfigError("draft", config.draft, "must be the service in which the draft head guesses")
         yield None
         return
     async with open_channels() as channels:
-        client = DraftClient(channels.to(config.draft), inspect(config.engine.model))
+        target = inspect(config.engine.model)
+        client = DraftClient(channels.to(config.draft), target, layers=_layers(config.engine, target))
         try:
             reason = await client.misfit()
         except grpc.aio.AioRpcError:
             reason = None  # it may come later
         if reason is not None:
-            raise ConfigError("draft", config.draft, f"has other tokens than the model: {reason}")
+            raise ConfigError("draft", config.draft, reason)
         async with beside(client.run, name="draft client", on_failure="restart", failed=metrics.task_failed):
             yield client

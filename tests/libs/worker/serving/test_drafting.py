@@ -19,7 +19,7 @@ from penstock.checkpoint import inspect, tokenizer_fingerprint
 from penstock.draft.drafts import Description
 from penstock.draft.service import SERVICE
 from penstock.engine.config import EngineConfig
-from penstock.engine.hooks import DraftAsk, DraftTerms
+from penstock.engine.hooks import DraftAsk, DraftStates, DraftTerms
 from penstock.engine.request import SamplingParams
 from penstock.engine.speculation.drafting import vocabulary
 from penstock.engine.speculation.leads import DraftTold
@@ -29,6 +29,7 @@ from penstock.runtime.config import ConfigError
 from penstock.runtime.metrics import WorkerMetrics
 from penstock.testing.checkpoints import write_checkpoint
 from penstock.testing.drafters import PlainForesight, draft_client, served_drafts
+from penstock.testing.heads import write_head
 from penstock.v1 import draft_pb2, draft_pb2_grpc
 from penstock.worker.config import WorkerConfig
 from penstock.worker.serving.drafting import DraftClient, DraftDelay, open_drafter
@@ -370,6 +371,51 @@ async def test_a_worker_refuses_a_draft_with_other_tokens_at_its_start(target):
             await client.connected.wait()
     async with open_drafter(config(1), WorkerMetrics()) as client:
         assert not client.connected.is_set(), "it may come later"
+
+
+@pytest.mark.parametrize(
+    ("layers", "hidden", "told", "reason"),
+    [
+        ((1, 2), 64, False, "guesses from states after the layers 1, 2, and this worker tells tokens alone"),
+        ((1,), 64, True, "guesses from states after the layers 1, and this worker tells states after the layers 1, 2"),
+        ((1, 2), 32, True, "guesses from states of 32 numbers, and those of the model have 64"),
+        ((), 0, True, "guesses from tokens alone, and this worker tells states after the layers 1, 2"),
+        ((1, 2), 64, True, ""),
+    ],
+)
+async def test_a_worker_refuses_a_head_that_guesses_from_other_states(target, tmp_path, layers, hidden, told, reason):
+    engine = EngineConfig(model=target.path)
+    if told:
+        engine = replace(engine, draft_head=str(write_head(tmp_path)), draft_head_in="service")
+    description = Description(tokenizer_fingerprint(target), dict, layers, hidden)
+    async with served_drafts(PlainForesight(next_one), description) as (server, _):
+        drafter = open_drafter(WorkerConfig(engine=engine, draft=f"127.0.0.1:{server.port}"), WorkerMetrics())
+        if reason:
+            with pytest.raises(ConfigError, match=f"draft = .*: {reason}"):
+                await drafter.__aenter__()
+        else:
+            async with drafter as client, asyncio.timeout(10):
+                await client.connected.wait()
+    if told:
+        with pytest.raises(ConfigError, match=r"draft = .*must be the service in which the draft head guesses"):
+            async with open_drafter(WorkerConfig(engine=engine), WorkerMetrics()):
+                pass
+
+
+async def test_states_are_sent_with_the_text_once_and_those_of_the_last_tokens_only(target):
+    model = PlainForesight(next_one)
+    description = Description(tokenizer_fingerprint(target), dict, (1,), 64)
+    async with served_drafts(model, description) as (server, _):
+        async with draft_client(server.port, target, layers=(1,)) as client:
+            rows = [bytes([number]) * 128 for number in range(60)]
+            for first, end in ((0, 20), (20, 40), (40, 59)):  # before there is a stream
+                asked = ask("a", list(range(end + 1)))
+                client.tell([replace(asked, states=DraftStates(first, rows[first:end]))])
+            await ahead(client, "a", 60)
+            client.tell([ask("a", list(range(61)))])
+            await ahead(client, "a", 61)
+    told = [each.states for each in model.told]
+    assert [told[0].begin, *told[0].rows] == [27, *rows[27:59]] and told[1] is None
 
 
 async def test_it_learns_how_fast_drafts_follow_each_other(target):

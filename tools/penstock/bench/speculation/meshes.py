@@ -115,7 +115,7 @@ async def _pair_figures(pair: str, quick: bool) -> list[Figure]:
     found: list[Figure] = []
     async with open_meshes(pair, tuple(FORMS)) as meshes:
         for name, make, streams in _CELLS:
-            subjects = {form: _subject(mesh, make, max(count, 2 * streams), streams) for form, mesh in meshes.items()}
+            subjects = {form: subject(mesh, make, max(count, 2 * streams), streams) for form, mesh in meshes.items()}
             rates = await interleave(subjects, rounds)
             cell = f"{name}_{pair}" if streams == 1 else f"{name}_{streams}_{pair}"
             for form, samples in rates.items():
@@ -133,7 +133,9 @@ async def _pair_figures(pair: str, quick: bool) -> list[Figure]:
     return found
 
 
-def _subject(mesh: BenchMesh, make: Callable[[int, int], Asks], count: int, streams: int) -> Measure[MeshRate]:
+def subject(mesh: BenchMesh, make: Callable[[int, int], Asks], count: int, streams: int) -> Measure[MeshRate]:
+    """Sends requests to a mesh, others in each round."""
+
     async def sample(round: int) -> MeshRate:
         return await rate(mesh, make(count, round), streams)
 

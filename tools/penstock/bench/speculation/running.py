@@ -31,6 +31,8 @@ class Form:
     """As in `penstock up --draft`."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Of its workers, as environment."""
+    arguments: Sequence[str] = ()
+    """Further ones of `penstock up`."""
 
 
 @dataclass(slots=True)
@@ -111,7 +113,7 @@ async def running(target: Path, forms: Mapping[str, Form]) -> AsyncIterator[Mapp
             port = free_port()
             spec = ServerSpec(
                 name=name,
-                command=mesh_command(target, form.draft, port),
+                command=(*mesh_command(target, form.draft, port), *form.arguments),
                 dialect=OpenAi(target.name),
                 ready_path="/readyz",
                 paused=False,

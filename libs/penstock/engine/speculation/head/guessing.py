@@ -13,60 +13,39 @@ from penstock.engine.sampling.choice import Choice
 from penstock.engine.sampling.sampler import Sampler
 from penstock.engine.speculation.guess import Guess
 from penstock.engine.speculation.head.model import HeadContext, HeadModel, HeadRows
+from penstock.engine.speculation.head.watched import Watched
 from penstock.grammar.guide import Guide
 from penstock.grammar.masks import MaskAsk, MaskMaker
 from penstock.grammar.tokenizer import MaskWords
 
-WINDOW = 32
-"""Most rows of a text with which a head begins, or goes on after a rest: the last ones. What lies before them it does
-not see, as it doesn't see what other workers have computed."""
 _HOPELESS = 0.2
 """A guess goes no further once all of it is right with a chance below this."""
 
 
 @dataclass(eq=False, slots=True)
-class HeadView:
+class HeadView(Watched):
     """What a head has of one text: features that it has not used yet, and its own rows."""
 
-    waiting: list[tuple[int, Tensor]] = field(default_factory=list)
-    """Features of consecutive tokens, with the position of each piece's first."""
     context: HeadContext = field(default_factory=HeadContext)
-    real: int = 0
-    """The position behind the context's rows that have the target's features; guesses follow."""
-
-    @property
-    def end(self) -> int:
-        """The position behind the last token whose features there are, used or waiting."""
-        if not self.waiting:
-            return self.real
-        begin, last = self.waiting[-1]
-        return begin + len(last)
+    """Up to `real` its rows have the target's features; guesses follow."""
 
     def watch(self, begin: int, features: Tensor) -> None:
-        """Takes the features of the tokens from `begin` on. Where that leaves a gap, it begins anew."""
-        if not len(features):
-            return
-        if begin != self.end:
-            self.waiting.clear()
-            self.real = begin
+        """As Watched; where it begins anew, the rows are of no more use."""
+        if len(features) and begin != self.end:
             self.context.restart(begin)
-        self.waiting.append((begin, features))
-        count = sum(len(piece) for _, piece in self.waiting)
-        while count - len(self.waiting[0][1]) >= WINDOW:
-            count -= len(self.waiting.pop(0)[1])
+        Watched.watch(self, begin, features)
 
     def rows(self) -> tuple[int, Tensor]:
         """(position of the first, the features) of the rows to compute next. None of them waits any more."""
         goes_on = self.waiting[0][0] == self.real > self.context.begin
-        features = torch.cat([piece for _, piece in self.waiting])
-        features = features if goes_on else features[-WINDOW:]
-        begin = self.end - len(features)
         if goes_on:
+            features = torch.cat([piece for _, piece in self.waiting])
+            begin, self.real = self.real, self.end
+            self.waiting.clear()
             self.context.cut(begin)
         else:
+            begin, features = self.take()
             self.context.restart(begin)
-        self.waiting.clear()
-        self.real = begin + len(features)
         return begin, features
 
 

@@ -16,7 +16,7 @@ from penstock.engine.layers.linear import linear
 from penstock.engine.layers.norm import rms_norm
 from penstock.engine.layers.rope import rope_tables, rotate
 
-_ROOM = 512
+ROOM = 512
 """Most rows that a text's context has; when it is full its older half goes."""
 
 
@@ -26,6 +26,11 @@ class HeadContext:
     def __init__(self) -> None:
         self.begin = self.end = 0
         self._kept: Tensor | None = None
+
+    @property
+    def held(self) -> bool:
+        """Whether it has memory."""
+        return self._kept is not None
 
     def restart(self, position: int) -> None:
         """Forgets all rows; the next one stands there."""
@@ -40,10 +45,10 @@ class HeadContext:
         that they may look at."""
         rows = len(keys)
         if self._kept is None:
-            self._kept = keys.new_empty(2, _ROOM, *keys.shape[1:])
+            self._kept = keys.new_empty(2, ROOM, *keys.shape[1:])
         length = self.end - self.begin
-        if length + rows > _ROOM:
-            left = min(length, _ROOM // 2, _ROOM - rows)
+        if length + rows > ROOM:
+            left = min(length, ROOM // 2, ROOM - rows)
             self._kept[:, :left] = self._kept[:, length - left : length].clone()
             self.begin, length = self.end - left, left
         self._kept[0, length : length + rows] = keys

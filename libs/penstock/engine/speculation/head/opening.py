@@ -27,14 +27,16 @@ class GivesFeatures(Protocol):
 
 
 def open_head(config: EngineConfig, checkpoint: Checkpoint, runner: object) -> HeadGuesser | None:
-    """The head that the settings name; None: they name none. Raises CheckpointError when it can't be used for this
-    model."""
+    """The head that the settings name; None: they name none, or it guesses elsewhere, for which steps keep states.
+    Raises CheckpointError when it can't be used for this model."""
     if config.draft_head in ("", "none") or not config.draft_tokens:
         return None
     if not isinstance(runner, GivesFeatures):
         raise ConfigError("draft_head", config.draft_head, "needs a model whose layers can be looked at")
     head = inspect_head(config.draft_head, checkpoint)
     runner.tap(head.layers)
+    if config.tells_states:
+        return None
     longest = config.context(checkpoint.config.max_positions)
     model = HeadModel(head, runner.embedding.rows, longest, runner.embedding.device)
     return HeadGuesser(model, runner.embedding.device)

@@ -1,0 +1,73 @@
+"""A draft head in the decode worker and in the draft service: what it brings, and what its states cost on their way."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from penstock.bench.harness import Figure, figure, interleave, missing
+from penstock.bench.speculation import asks
+from penstock.bench.speculation.asks import Asks
+from penstock.bench.speculation.meshes import MeshRate, subject
+from penstock.bench.speculation.running import PLAIN, WITHOUT_DRAFTS, WITHOUT_LOOKUP, Form, running
+from penstock.checkpoint import CheckpointError, HeadCheckpoint, inspect, inspect_head
+from penstock.models import embedded
+from penstock.runtime.config import ConfigError
+
+_CELLS: tuple[tuple[str, Callable[[int, int], Asks], int], ...] = (
+    ("tool_calls", asks.tool_calls, 1),
+    ("text", asks.free_text, 1),
+    ("hostile", asks.hostile, 1),
+    ("text", asks.free_text, 8),
+)
+"""Name, requests, and how many at a time."""
+_PLACES = ("worker", "service")
+
+
+async def head_figures(directory: Path | None, quick: bool) -> list[Figure]:
+    """Of a head for the embedded model; without one, why there are none. Raises ConfigError for another directory."""
+    lead = [f"head_{place}_vs_plain_tool_calls" for place in _PLACES]
+    if directory is None:
+        return [missing(id, "ratio", "no head: --head names one, `penstock models head` trains one") for id in lead]
+    head = _head(directory)
+    found = [figure("head_state_bytes_per_token", [state_bytes(head)], "bytes", "scale")]
+    forms = {PLAIN: Form(settings=WITHOUT_DRAFTS)}
+    for place in _PLACES:
+        arguments = ("--draft-head", str(directory), "--draft-head-in", place)
+        forms[place] = Form(settings=WITHOUT_LOOKUP, arguments=arguments)
+    rounds, count = (1, 4) if quick else (3, 6)
+    async with running(Path(embedded("penstock-mini")), forms) as meshes:
+        for name, make, streams in _CELLS:
+            subjects = {form: subject(mesh, make, max(count, 2 * streams), streams) for form, mesh in meshes.items()}
+            rates = await interleave(subjects, rounds)
+            cell = name if streams == 1 else f"{name}_{streams}"
+            for form, samples in rates.items():
+                found += _compared(form, cell, samples, rates[PLAIN])
+    return found
+
+
+def state_bytes(head: HeadCheckpoint) -> int:
+    """Of a token's states as they are told to the service: bfloat16."""
+    return 2 * len(head.layers) * head.hidden_size
+
+
+def _head(directory: Path) -> HeadCheckpoint:
+    try:
+        return inspect_head(directory, inspect(embedded("penstock-mini")))
+    except CheckpointError as error:
+        raise ConfigError("head", str(directory), str(error)) from error
+
+
+def _compared(form: str, cell: str, samples: list[MeshRate], plain: list[MeshRate]) -> list[Figure]:
+    speeds = [one.tokens_per_s for one in samples]
+    accepted = [one.accepted for one in samples]
+    print(f"{cell} {form}: {statistics.median(speeds):.4g} tokens/s", file=sys.stderr, flush=True)
+    if form == PLAIN:
+        return [figure(f"head_rate_{form}_{cell}", speeds, "tokens/s", "scale")]
+    ratios = [one / other.tokens_per_s for one, other in zip(speeds, plain, strict=True)]
+    return [
+        figure(f"head_{form}_vs_plain_{cell}", ratios, "ratio", "no drafts"),
+        figure(f"head_{form}_accepted_{cell}", accepted, "per token", "scale"),
+    ]
