@@ -17,7 +17,7 @@ from penstock.engine.speculation.balance import Balance
 from penstock.engine.speculation.costs import DraftCosts
 from penstock.engine.speculation.depths import MARGIN, StepSeconds, best_count
 from penstock.engine.speculation.guess import Guess
-from penstock.engine.speculation.head.watched import Watched, states_of
+from penstock.engine.speculation.head.watched import WatchedStates, states_of
 from penstock.engine.speculation.trust import DraftRate, Trust
 from penstock.engine.stats import Counters
 
@@ -41,7 +41,7 @@ class Ahead:
     live: Live
     terms: DraftTerms
     trust: Trust = field(default_factory=Trust)
-    watched: Watched | None = None
+    watched: WatchedStates | None = None
     """What the model's layers said, if the drafter guesses from that."""
     depth: int = 0
     """Drafts that are worth verifying."""
@@ -117,7 +117,7 @@ class RunningAhead:
         """Of a new sequence; the drafter can get ready, if it is worth it lately. `forget` ends it."""
         request = live.request
         terms = DraftTerms(request.sampling, len(request.prompt), live.stops, request.owner, request.session)
-        ahead = Ahead(live, terms, watched=Watched() if self.states else None)
+        ahead = Ahead(live, terms, watched=WatchedStates() if self.states else None)
         if live.draftable and self.open and self._worth_it:
             ahead.feature(True)
             self._drafter.tell([ahead.ask()])

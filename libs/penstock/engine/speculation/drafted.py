@@ -83,7 +83,7 @@ Rank = tuple[bool, int, int]
 tenant."""
 
 
-class Told(Protocol):
+class ToldText(Protocol):
     """A text that somebody was told of, and may want guesses for."""
 
     id: SequenceId
@@ -93,10 +93,10 @@ class Told(Protocol):
     served: int
 
 
-AnyTold = TypeVar("AnyTold", bound=Told)
+AnyTold = TypeVar("AnyTold", bound=ToldText)
 
 
-def ranks(texts: Iterable[Told], rested: float) -> dict[SequenceId, Rank]:
+def ranks(texts: Iterable[ToldText], rested: float) -> dict[SequenceId, Rank]:
     """The rank of each text. One that has wanted nothing since `rested`, or longer, has its rest."""
     found: dict[SequenceId, Rank] = {}
     before = Counter[tuple[bytes, bool]]()

@@ -13,7 +13,7 @@ from penstock.engine.sampling.choice import Choice
 from penstock.engine.sampling.sampler import Sampler
 from penstock.engine.speculation.guess import Guess
 from penstock.engine.speculation.head.model import HeadContext, HeadModel, HeadRows
-from penstock.engine.speculation.head.watched import Watched
+from penstock.engine.speculation.head.watched import WatchedStates
 from penstock.grammar.guide import Guide
 from penstock.grammar.masks import MaskAsk, MaskMaker
 from penstock.grammar.tokenizer import MaskWords
@@ -23,17 +23,17 @@ _HOPELESS = 0.2
 
 
 @dataclass(eq=False, slots=True)
-class HeadView(Watched):
+class HeadView(WatchedStates):
     """What a head has of one text: features that it has not used yet, and its own rows."""
 
     context: HeadContext = field(default_factory=HeadContext)
     """Up to `real` its rows have the target's features; guesses follow."""
 
     def watch(self, begin: int, features: Tensor) -> None:
-        """As Watched; where it begins anew, the rows are of no more use."""
+        """As WatchedStates; where it begins anew, the rows are of no more use."""
         if len(features) and begin != self.end:
             self.context.restart(begin)
-        Watched.watch(self, begin, features)
+        WatchedStates.watch(self, begin, features)
 
     def rows(self) -> tuple[int, Tensor]:
         """(position of the first, the features) of the rows to compute next. None of them waits any more."""

@@ -15,7 +15,7 @@ not see, as it doesn't see what other workers have computed."""
 
 
 @dataclass(eq=False, slots=True)
-class Watched:
+class WatchedStates:
     """Features of one text that nobody has taken yet: of its last tokens, without gaps."""
 
     waiting: list[tuple[int, Tensor]] = field(default_factory=list)
