@@ -172,6 +172,11 @@ class DraftTerms:
     """Names the session to whoever keeps what was computed."""
 
 
+MOST_STATES = 32
+"""Tokens of a text with whose states a head begins, or goes on after a rest, at most: the last ones. What lies before
+them it does not see, as it doesn't see what other workers have computed."""
+
+
 @dataclass(frozen=True, slots=True)
 class DraftStates:
     """What the model's layers said of consecutive tokens of a sequence."""

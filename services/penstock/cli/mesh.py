@@ -341,9 +341,9 @@ def _workers(
         what = (*worker, "--model", str(model.directory), "--model-name", model.name)
         draft = ("--draft", model.draft_address or "none")
         for number in range(place * prefill, (place + 1) * prefill):
-            none = ("--draft", "none") if model.told else draft  # it tells no states, and a head needs them
+            asked = ("--draft", "none") if model.told else draft  # it tells no states, and a head needs them
             own = _cores(options, next(shares))
-            yield _child(options, "prefill", _WORKERS, "--address", ports.reserve(), *what, *none, *own, number=number)
+            yield _child(options, "prefill", _WORKERS, "--address", ports.reserve(), *what, *asked, *own, number=number)
         what += draft
         head = () if model.head is None else ("--draft-head", str(model.head))
         for number in range(place * options.decode, (place + 1) * options.decode):

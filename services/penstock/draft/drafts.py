@@ -313,7 +313,7 @@ def load_draft(config: DraftConfig) -> LoadedDraft:
     from penstock.engine.speculation.draft_model import DraftModel
 
     set_threads(config.threads)  # this thread loads, and decides how many compute
-    if config.head != "none":
+    if config.head not in ("", "none"):
         return _load_head(config)
     try:
         pool = config.engine(config.kv_pool_tokens or _room(config))
@@ -326,7 +326,7 @@ def load_draft(config: DraftConfig) -> LoadedDraft:
 
 
 def _load_head(config: DraftConfig) -> LoadedDraft:
-    from penstock.checkpoint import inspect
+    from penstock.checkpoint import inspect, inspect_head
     from penstock.engine.grammars import RequestRules
     from penstock.engine.speculation.head.foresight import HeadForesight
 
@@ -335,12 +335,12 @@ def _load_head(config: DraftConfig) -> LoadedDraft:
     except CheckpointError as error:
         raise ConfigError("model", config.model, str(error)) from error
     try:
-        model = HeadForesight(config.engine(config.kv_pool_tokens or _LEAST_TOKENS), config.head)
+        head = inspect_head(config.head, target)
+        room = _fitting(config, kv_token_bytes("float32", 1, head.n_kv_heads, head.head_dim))
+        model = HeadForesight(config.engine(config.kv_pool_tokens or room), target, head)
     except CheckpointError as error:
         raise ConfigError("head", config.head, str(error)) from error
-    description = Description(
-        tokenizer_fingerprint(target), partial(vocabulary, target), model.head.layers, model.head.hidden_size
-    )
+    description = Description(tokenizer_fingerprint(target), partial(vocabulary, target), head.layers, head.hidden_size)
     return LoadedDraft(model, description, RequestRules(target, drafting=True))
 
 
@@ -351,6 +351,10 @@ def _room(config: DraftConfig) -> int:
 
     checkpoint = inspect(config.model)
     engine, shape = settled(config.engine(1), checkpoint), checkpoint.config
-    size = kv_token_bytes(engine.kv, shape.n_layers, shape.n_kv_heads, shape.head_dim)
+    return _fitting(config, kv_token_bytes(engine.kv, shape.n_layers, shape.n_kv_heads, shape.head_dim))
+
+
+def _fitting(config: DraftConfig, size: int) -> int:
+    """The same of tokens of `size` bytes."""
     memory = memory_bytes() if config.device == "cpu" else gpu_bytes()
     return min(max(memory // _POOL_SHARE // size, _LEAST_TOKENS), _MOST_TOKENS)

@@ -14,7 +14,7 @@ from penstock.draft.config import DraftConfig
 from penstock.draft.drafts import Drafts
 from penstock.engine.checks import check_sampling
 from penstock.engine.errors import RequestRefused
-from penstock.engine.hooks import DraftStates, DraftTerms
+from penstock.engine.hooks import MOST_STATES, DraftStates, DraftTerms
 from penstock.engine.speculation.leads import DraftLead, DraftTold, SequenceId
 from penstock.errors import InvalidRequest
 from penstock.kv.bounds import check_namespace
@@ -24,8 +24,6 @@ from penstock.v1 import draft_pb2
 from penstock.worker.sampling import sampling_from_message
 
 _MAX_K = 128
-_MOST_STATES = 512
-"""Tokens of one sequence whose states come at once."""
 _MOST_IDS = 1 << 32
 """What is no token of the draft model is left out later."""
 
@@ -106,8 +104,8 @@ class DraftStream:
             raise bad("states", f"{len(rows)} bytes", "this draft guesses from tokens alone")
         count, rest = divmod(len(rows), size)
         length = sequence.keep + len(sequence.tokens)
-        if rest or not count or begin + count > length or count > _MOST_STATES:
-            right = f"must be {size} bytes for each of 1 to {_MOST_STATES} of the {length} tokens"
+        if rest or not count or begin + count > length or count > MOST_STATES:
+            right = f"must be {size} bytes for each of 1 to {MOST_STATES} of the {length} tokens"
             raise bad("states", f"{len(rows)} bytes from token {begin} on", right)
         self._drafts.metrics.state_bytes.inc(len(rows))
         return DraftStates(begin, [rows[at : at + size] for at in range(0, len(rows), size)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 
 import pytest
@@ -12,15 +13,15 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from penstock.checkpoint import CheckpointError, inspect, inspect_head
-from penstock.engine.config import EngineConfig
+from penstock.engine.config import HEAD_PLACES, EngineConfig
 from penstock.engine.engine import Engine
-from penstock.engine.hooks import DraftTerms
+from penstock.engine.hooks import MOST_STATES, DraftTerms
 from penstock.engine.request import Request, SamplingParams
 from penstock.engine.sampling.choice import Choice
 from penstock.engine.speculation.head.foresight import HeadForesight
 from penstock.engine.speculation.head.guessing import HeadAsk, HeadGuesser, HeadView
 from penstock.engine.speculation.head.model import HeadContext, HeadModel, HeadRows
-from penstock.engine.speculation.head.watched import WINDOW, states_of
+from penstock.engine.speculation.head.watched import states_of
 from penstock.engine.speculation.leads import DraftTold
 from penstock.models.teach import load_head
 from penstock.runtime.drafts import HEAD, MODEL, PROPOSERS
@@ -178,7 +179,7 @@ def test_it_begins_with_a_window_of_what_it_has_seen():
     for begin in range(0, 200, 50):
         watched.watch(begin, features[begin : begin + 50])
     begin, rows = watched.rows()
-    assert begin == 200 - WINDOW and torch.equal(rows, features[-WINDOW:])
+    assert begin == 200 - MOST_STATES and torch.equal(rows, features[-MOST_STATES:])
     assert watched.end == 200 and not watched.waiting
 
 
@@ -206,23 +207,35 @@ def test_behind_a_gap_it_begins_anew():
 # In an engine
 
 
-def headed(config: EngineConfig, directory) -> EngineConfig:
-    return replace(config, draft_head=str(directory))
+def headed(config: EngineConfig, directory, place="worker") -> EngineConfig:
+    return replace(config, draft_head=str(directory), draft_head_in=place)
 
 
+@asynccontextmanager
+async def guessing(config, directory, place):
+    """An engine with the head there, and the proposer as which its guesses count."""
+    async with AsyncExitStack() as stack:
+        drafter = None
+        if place == "service":
+            drafter = await stack.enter_async_context(model_drafter(foresight(config.model, directory)))
+        engine = await stack.enter_async_context(Engine.open(headed(config, directory, place), drafter))
+        yield engine, PROPOSERS.index(HEAD if drafter is None else MODEL)
+
+
+@pytest.mark.parametrize("place", HEAD_PLACES)
 @pytest.mark.parametrize("kernels", [True, False])
-async def test_same_tokens_with_a_head(config, kit, stored, kernels):
+async def test_same_tokens_with_a_head(config, kit, stored, kernels, place):
     """Of a head whose weights are drawn, so that it is mostly wrong. Prompts are cut, and sequences share steps."""
     config = replace(config, kernels=kernels, max_batch_tokens=40)
     requests = kit.mixed()
     async with Engine.open(config) as engine:
         plain = await kit.read_all(engine, requests)
-    async with Engine.open(headed(config, stored)) as engine:
+    async with guessing(config, stored, place) as (engine, proposer):
         for one, other in zip(plain, await kit.read_all(engine, requests), strict=True):
             kit.assert_same(one, other)
         stats = engine.stats()
-        assert stats.drafts.verified[PROPOSERS.index(HEAD)] > 50
-        assert stats.drafts.verified[PROPOSERS.index(HEAD)] == stats.drafted
+        assert stats.drafts.verified[proposer] > 50
+        assert stats.drafts.verified[proposer] == stats.drafted
         assert stats.free_pages == stats.total_pages
 
 
@@ -268,49 +281,19 @@ async def test_a_head_of_another_model_is_refused(config, stored, tmp_path):
             pass
 
 
-async def test_grammars_shape_its_guesses(config, kit, stored):
+@pytest.mark.parametrize("place", HEAD_PLACES)
+async def test_grammars_shape_its_guesses(config, kit, stored, place):
     """What it guesses inside of a grammar is legal there."""
     sampling = kit.greedy(30, ignore_eos=False, grammar='start: "ab" "cd"* | /[0-9 ]{4,20}/')
     request = Request("one", tuple(range(60, 90)), sampling)
     async with Engine.open(config) as engine:
         plain = await kit.read(engine, request)
-    async with Engine.open(headed(config, stored)) as engine:
-        answer = await kit.read(engine, request)
-        kit.assert_same(plain, answer)
-        assert engine.stats().drafts.verified[PROPOSERS.index(HEAD)] > 0
+    async with guessing(config, stored, place) as (engine, proposer):
+        kit.assert_same(plain, await kit.read(engine, request))
+        assert engine.stats().drafts.verified[proposer] > 0
 
 
 # In a service
-
-
-def served(config: EngineConfig, directory) -> EngineConfig:
-    return replace(config, draft_head=str(directory), draft_head_in="service")
-
-
-@pytest.mark.parametrize("kernels", [True, False])
-async def test_same_tokens_with_a_served_head(config, kit, stored, kernels):
-    config = replace(config, kernels=kernels, max_batch_tokens=40)
-    requests = kit.mixed()
-    async with Engine.open(config) as engine:
-        plain = await kit.read_all(engine, requests)
-    async with model_drafter(HeadForesight(config, str(stored))) as drafter:
-        async with Engine.open(served(config, stored), drafter) as engine:
-            for one, other in zip(plain, await kit.read_all(engine, requests), strict=True):
-                kit.assert_same(one, other)
-            stats = engine.stats()
-            assert stats.drafts.verified[PROPOSERS.index(MODEL)] > 50
-            assert stats.drafts.verified[PROPOSERS.index(MODEL)] == stats.drafted
-
-
-async def test_grammars_shape_the_guesses_of_a_served_head(config, kit, stored):
-    sampling = kit.greedy(30, ignore_eos=False, grammar='start: "ab" "cd"* | /[0-9 ]{4,20}/')
-    request = Request("one", tuple(range(60, 90)), sampling)
-    async with Engine.open(config) as engine:
-        plain = await kit.read(engine, request)
-    async with model_drafter(HeadForesight(config, str(stored))) as drafter:
-        async with Engine.open(served(config, stored), drafter) as engine:
-            kit.assert_same(plain, await kit.read(engine, request))
-            assert engine.stats().drafts.verified[PROPOSERS.index(MODEL)] > 0
 
 
 class Telling:
@@ -337,8 +320,9 @@ class Telling:
         return {lead.id[1]: (lead.length, list(lead.tokens)) for lead in made.leads}, [id for _, id in made.refused]
 
 
-def foresight(tiny, stored, **settings) -> HeadForesight:
-    return HeadForesight(EngineConfig(model=tiny, **settings), str(stored))
+def foresight(target, head, **settings) -> HeadForesight:
+    checkpoint = inspect(target)
+    return HeadForesight(EngineConfig(model=target, **settings), checkpoint, inspect_head(head, checkpoint))
 
 
 def test_a_served_head_guesses_what_the_head_guesses(tiny, stored):
@@ -381,6 +365,16 @@ def test_states_that_are_not_finite_are_left_out_and_disturb_nobody(tiny, stored
     assert telling.step() == alone.step()
 
 
+def test_states_that_are_too_large_disturb_nobody(tiny, stored):
+    """They are finite, but what is computed from them is not."""
+    telling, alone = Telling(foresight(tiny, stored)), Telling(foresight(tiny, stored))
+    for each in (telling, alone):
+        each.tell(1, 0, [5, 6, 7, 8], states=(0, each.features(3)))
+    telling.tell(2, 0, [5, 6, 7, 8], states=(0, torch.full((3, 128), 3e38)))
+    guesses, refused = telling.step()
+    assert guesses[1] == alone.step()[0][1] and refused == [2]
+
+
 def test_strange_tokens_and_texts_that_are_too_long_are_refused(tiny, stored):
     telling = Telling(foresight(tiny, stored))
     telling.tell(1, 0, [5, 6, 400], states=(0, telling.features(2)))
@@ -388,6 +382,15 @@ def test_strange_tokens_and_texts_that_are_too_long_are_refused(tiny, stored):
     limit = telling.model.checkpoint.config.max_positions
     telling.tell(2, 0, [5] * limit, states=(limit - 3, telling.features(2)))
     assert telling.step() == ({}, [2])
+
+
+def test_no_guess_leaves_the_longest_text(tiny, stored):
+    """However many tokens a worker wants."""
+    telling = Telling(foresight(tiny, stored))
+    limit = telling.model.checkpoint.config.max_positions
+    telling.tell(1, 0, [5] * (limit - 2), k=128, states=(limit - 6, telling.features(3)))
+    telling.model._guesser._model.logits = lambda state: torch.eye(1, HEAD_VOCABULARY).expand(len(state), -1) * 99
+    assert [len(tokens) for _, tokens in telling.step()[0].values()] == [2]
 
 
 def test_where_there_is_not_room_for_all_the_youngest_go_without(tiny, stored):

@@ -191,7 +191,7 @@ BAD = {
         (0, 0, b"1234", "tokens alone"),
         (1, 0, b"12345", "4 bytes for each"),
         (1, 0, b"", "4 bytes for each"),
-        (1, 3, b"12345678", "1 to 512 of the 4 tokens"),
+        (1, 3, b"12345678", "1 to 32 of the 4 tokens"),
     ],
 )
 async def test_states_that_can_t_be_those_of_the_text_are_named(hidden, begin, rows, reason):

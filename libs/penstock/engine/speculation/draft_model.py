@@ -14,8 +14,8 @@ from penstock.engine.errors import EngineError
 from penstock.engine.forward.model import load_model, set_threads
 from penstock.engine.pages import PagePool
 from penstock.engine.rules import TextRules
-from penstock.engine.sampling.choice import Choice, Chosen
-from penstock.engine.speculation.drafted import REST_S, DraftedText, Rank, fitting, in_turn, led, ranks
+from penstock.engine.sampling.choice import Choice, Chosen, SamplerState
+from penstock.engine.speculation.drafted import REST_S, DraftedText, Rank, fitting, in_turn, next_choice, ranks
 from penstock.engine.speculation.exchange import BlockExchange
 from penstock.engine.speculation.guess import right
 from penstock.engine.speculation.leads import (
@@ -451,6 +451,4 @@ class DraftModel:
 
 def _choice(sequence: DraftedText) -> Choice:
     """How the next token is chosen, for a sequence without guesses."""
-    terms, rules = sequence.terms, sequence.rules
-    guide = led(rules.guide, sequence.tokens)
-    return Choice(terms.sampling, terms.stops, sequence.tokens, terms.prompt, guide=guide, words=rules.words)
+    return next_choice(sequence.terms, sequence.rules, sequence.tokens, SamplerState())

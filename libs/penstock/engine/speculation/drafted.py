@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 
 from penstock.engine.hooks import DraftTerms
 from penstock.engine.rules import FREE, TextRules
-from penstock.engine.sampling.choice import Choice
+from penstock.engine.sampling.choice import Choice, SamplerState
 from penstock.engine.speculation.leads import DraftBlocks, SequenceId
 from penstock.grammar.guide import Guide
 from penstock.grammar.matcher import GrammarLeft
@@ -122,7 +122,13 @@ def in_turn(texts: Sequence[AnyTold], all: Collection[AnyTold]) -> list[AnyTold]
     return [text for *_, text in sorted(placed, key=lambda place: place[:2])]
 
 
-def led(guide: Guide | None, tokens: Sequence[int]) -> Guide | None:
+def next_choice(terms: DraftTerms, rules: TextRules, tokens: Sequence[int], state: SamplerState) -> Choice:
+    """How the target chooses what follows the tokens; `state` is the sampler's of this text."""
+    guide = _led(rules.guide, tokens)
+    return Choice(terms.sampling, terms.stops, tokens, terms.prompt, (), state, guide=guide, words=rules.words)
+
+
+def _led(guide: Guide | None, tokens: Sequence[int]) -> Guide | None:
     """A copy of the guide, to be led on from the end of `tokens`; None where they left the grammar."""
     if guide is None:
         return None

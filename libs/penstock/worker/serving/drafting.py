@@ -16,7 +16,7 @@ import structlog
 
 from penstock.checkpoint import Checkpoint, CheckpointError, inspect, inspect_head, tokenizer_fingerprint
 from penstock.engine.config import EngineConfig
-from penstock.engine.hooks import DraftAsk, DraftStates, DraftTerms
+from penstock.engine.hooks import MOST_STATES, DraftAsk, DraftStates, DraftTerms
 from penstock.engine.speculation.drafting import vocabulary, vocabulary_misfit
 from penstock.engine.speculation.guess import right
 from penstock.rpc.channels import open_channels
@@ -35,8 +35,6 @@ _MOST_SENT = 1 << 15
 """Tokens in one message; a longer text goes in parts."""
 _MOST_AHEAD = 256
 """Drafts of one sequence that are kept: no service is asked for as many."""
-_MOST_STATES = 32
-"""Tokens of a sequence whose states are kept until they are sent: a head begins with as many."""
 _MOST_STATE_BYTES = 1 << 20
 """In one message; the last sequence's come on top."""
 _MOST_TOKENS = 1 << 22
@@ -106,7 +104,7 @@ class _Sequence:
     def hold(self, states: DraftStates) -> None:
         """Keeps the states until they are sent; those of the last tokens, if they are many."""
         if self.states is not None and self.states.end == states.begin:
-            rows = [*self.states.rows, *states.rows][-_MOST_STATES:]
+            rows = [*self.states.rows, *states.rows][-MOST_STATES:]
             states = DraftStates(states.end - len(rows), rows)
         self.states = states
 

@@ -405,7 +405,7 @@ async def test_a_worker_refuses_a_head_that_guesses_from_other_states(target, tm
 async def test_states_are_sent_with_the_text_once_and_those_of_the_last_tokens_only(target):
     model = PlainForesight(next_one)
     description = Description(tokenizer_fingerprint(target), dict, (1,), 64)
-    async with served_drafts(model, description) as (server, _):
+    async with served_drafts(model, description) as (server, drafts):
         async with draft_client(server.port, target, layers=(1,)) as client:
             rows = [bytes([number]) * 128 for number in range(60)]
             for first, end in ((0, 20), (20, 40), (40, 59)):  # before there is a stream
@@ -413,7 +413,10 @@ async def test_states_are_sent_with_the_text_once_and_those_of_the_last_tokens_o
                 client.tell([replace(asked, states=DraftStates(first, rows[first:end]))])
             await ahead(client, "a", 60)
             client.tell([ask("a", list(range(61)))])
-            await ahead(client, "a", 61)
+            async with asyncio.timeout(10):
+                while len(model.told) < 2:
+                    await asyncio.sleep(0.001)
+        assert drafts.metrics.registry.get_sample_value("penstock_draft_state_bytes_total") == 32 * 128
     told = [each.states for each in model.told]
     assert [told[0].begin, *told[0].rows] == [27, *rows[27:59]] and told[1] is None
 

@@ -9,14 +9,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from penstock.checkpoint import EMBEDDING, Checkpoint, inspect, inspect_head
+from penstock.checkpoint import EMBEDDING, Checkpoint, HeadCheckpoint
 from penstock.engine.config import EngineConfig
 from penstock.engine.forward.model import set_threads
 from penstock.engine.hooks import DraftTerms
 from penstock.engine.layers.embedding import Embedding, StoredTable
 from penstock.engine.rules import FREE, TextRules
 from penstock.engine.sampling.choice import Choice, SamplerState
-from penstock.engine.speculation.drafted import REST_S, fitting, in_turn, led, ranks
+from penstock.engine.speculation.drafted import REST_S, fitting, in_turn, next_choice, ranks
+from penstock.engine.speculation.guess import Guess
 from penstock.engine.speculation.head.guessing import HeadAsk, HeadGuesser, HeadView
 from penstock.engine.speculation.head.model import ROOM, HeadModel
 from penstock.engine.speculation.head.watched import features_of
@@ -55,14 +56,11 @@ class _Text:
     @property
     def choice(self) -> Choice:
         """How the target chooses what comes next."""
-        terms, rules = self.terms, self.rules
-        guide = led(rules.guide, self.tokens)
-        given = (terms.sampling, terms.stops, self.tokens, terms.prompt)
-        return Choice(*given, state=self.state, guide=guide, words=rules.words)
+        return next_choice(self.terms, self.rules, self.tokens, self.state)
 
 
 class HeadForesight:
-    """Guesses with a head. Raises CheckpointError when it is not one for the model of the settings.
+    """Guesses with a head. Raises CheckpointError when its weights, or the target's embeddings, can't be read.
 
     A head guesses behind a text of all but whose last token it has states: so it guesses once each time that a sequence
     is told of, and does not run ahead. One call serves all sequences that want guesses, `max_running` at most; owners
@@ -71,13 +69,17 @@ class HeadForesight:
     wrong: numbers that are not finite are left out. Not thread-safe: one thread at a time.
     """
 
-    def __init__(self, config: EngineConfig, head: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self.checkpoint: Checkpoint = inspect(config.model, config.max_model_len or None)
-        self.head = inspect_head(head, self.checkpoint)
-        shape, device = self.checkpoint.config, torch.device(config.device)
-        embedding = Embedding(
-            StoredTable(self.checkpoint.tensors[EMBEDDING]), torch.float32, self.checkpoint.config.embedding_scale
-        )
+    def __init__(
+        self,
+        config: EngineConfig,
+        target: Checkpoint,
+        head: HeadCheckpoint,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`head` is one for `target`. `clock` gives seconds."""
+        self.checkpoint, self.head = target, head
+        shape, device = target.config, torch.device(config.device)
+        embedding = Embedding(StoredTable(target.tensors[EMBEDDING]), torch.float32, shape.embedding_scale)
 
         def embed(ids: Tensor) -> Tensor:
             return embedding.rows(ids).to(device)
@@ -106,7 +108,7 @@ class HeadForesight:
         if told.keep < len(text.tokens):
             self._turn(text, told.keep)
         text.tokens += told.tokens
-        text.number, text.k = told.number, told.k
+        text.number, text.k = told.number, max(0, min(told.k, self._limit - len(text.tokens)))
         if told.k:
             text.rested = None
         elif text.rested is None:
@@ -140,13 +142,8 @@ class HeadForesight:
 
     def step(self) -> DraftStep:
         """Guesses once for each sequence that wants that and has its states."""
-        texts = self._chosen()
-        guesses = (
-            self._guesser.guess([HeadAsk(one.view, one.tokens, one.k, one.choice) for one in texts]) if texts else []
-        )
-        self._computed += self._guesser.rows if texts else 0
-        leads: list[DraftLead] = []
-        for text, guess in zip(texts, guesses, strict=True):
+        texts, leads = self._chosen(), list[DraftLead]()
+        for text, guess in zip(texts, self._guesses(texts), strict=True):
             self._turns += 1
             text.served, text.k = self._turns, 0
             if guess.tokens:
@@ -155,6 +152,13 @@ class HeadForesight:
                 self._refused.append(text.id)
         refused, self._refused = self._refused, []
         return DraftStep(leads, refused, bool(texts))
+
+    def _guesses(self, texts: Sequence[_Text]) -> Sequence[Guess]:
+        if not texts:
+            return ()
+        guesses = self._guesser.guess([HeadAsk(one.view, one.tokens, one.k, one.choice) for one in texts])
+        self._computed += self._guesser.rows
+        return guesses
 
     def stats(self) -> DraftStats:
         """Now."""

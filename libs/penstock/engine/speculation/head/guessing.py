@@ -136,8 +136,12 @@ class HeadGuesser:
         return self._model.forward(state, parts)
 
     def _draw(self, state: Tensor, texts: Sequence[_Text]) -> None:
-        """Adds a token to each text, or ends it."""
-        wide = self._model.spread(self._model.logits(state))
+        """Adds a token to each text, or ends it; one whose numbers are not finite ends, and disturbs no other."""
+        logits = self._model.logits(state)
+        sound = logits.isfinite().all(-1)
+        for text, finite in zip(texts, sound.tolist(), strict=True):
+            text.over = text.over or not finite
+        wide = self._model.spread(logits.masked_fill_(~sound.unsqueeze(-1), 0.0))
         legal = [self._legal(text) for text in texts]
         chosen = self._sampler.sample(wide, [text.choice(mask) for text, mask in zip(texts, legal, strict=True)])
         for row, mask in zip(wide, legal, strict=True):

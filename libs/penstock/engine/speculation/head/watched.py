@@ -7,11 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from penstock.engine.hooks import DraftStates
-
-WINDOW = 32
-"""Most rows of a text with which a head begins, or goes on after a rest: the last ones. What lies before them it does
-not see, as it doesn't see what other workers have computed."""
+from penstock.engine.hooks import MOST_STATES, DraftStates
 
 
 @dataclass(eq=False, slots=True)
@@ -40,7 +36,7 @@ class WatchedStates:
             self.real = begin
         self.waiting.append((begin, features))
         count = sum(len(piece) for _, piece in self.waiting)
-        while count - len(self.waiting[0][1]) >= WINDOW:
+        while count - len(self.waiting[0][1]) >= MOST_STATES:
             count -= len(self.waiting.pop(0)[1])
 
     def ready(self, length: int) -> bool:
@@ -48,8 +44,8 @@ class WatchedStates:
         return bool(self.waiting) and self.end == length - 1
 
     def take(self) -> tuple[int, Tensor]:
-        """(position of the first, the features) of the last WINDOW tokens that wait. None wait any more."""
-        features = torch.cat([piece for _, piece in self.waiting])[-WINDOW:]
+        """(position of the first, the features) of the last MOST_STATES tokens that wait. None wait any more."""
+        features = torch.cat([piece for _, piece in self.waiting])[-MOST_STATES:]
         self.real = self.end
         self.waiting.clear()
         return self.real - len(features), features
