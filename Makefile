@@ -22,7 +22,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
 	$(BIN)/python -m compileall -q libs services tools loadtest  # also where PYTHONDONTWRITEBYTECODE is set
 	$(BIN)/python -m penstock.engine.kernels.cpu.build || true  # else at the first start, or never without a compiler
-	@command -v redis-server > /dev/null || $(REDIS) || echo "no redis-server: tests that need one are skipped"
+	@command -v redis-server > /dev/null || $(REDIS) || echo "no redis-server: tests that need one fail"
 	touch $@
 
 demo: setup

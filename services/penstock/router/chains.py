@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heapreplace
 from itertools import islice
 from typing import NamedTuple, overload
 
 from penstock.kv.identity import MAX_KEYS
 from penstock.rpc.bounds import check_count
+
+_SPARE = 64
+"""One part of so many is made free when there is no room."""
 
 
 class Keys(Sequence[bytes]):
@@ -58,26 +63,36 @@ def plain(keys: Sequence[bytes]) -> Sequence[bytes]:
     return keys.shared if isinstance(keys, Keys) else keys
 
 
+@dataclass(slots=True)
+class _KeyList:
+    """A list of keys, as far as it is held here."""
+
+    keys: list[bytes]
+    chains: int = 0
+    """That are its first keys, and known."""
+
+
 class _Chain(NamedTuple):
     keys: Keys
     before: bytes
     """The last key of the chain that this one continues; it may be forgotten."""
-
-
-_NOTHING = _Chain(Keys([]), b"")
+    held: _KeyList
+    """`keys` and perhaps more."""
 
 
 class Chains:
     """Chains by tenant and last key, which names a chain as a whole.
 
     Of each conversation the latest is kept, and the one before, which others may continue too. At most `most` keys are
-    held, and at most half of them for one tenant; the chain longest unused goes first.
+    held; when there are more, tenants that have most of them lose the chains that they have not used for longest.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._chains: OrderedDict[tuple[str, bytes], _Chain] = OrderedDict()
-        self._by_tenant: Counter[str] = Counter()
+        self._tenants: dict[str, OrderedDict[bytes, _Chain]] = {}
+        """Each has some; the one longest unused first."""
+        self._counts: Counter[str] = Counter()
+        """Keys by tenant: those that chains have in common count once."""
         self._keys = 0
 
     def __len__(self) -> int:
@@ -89,35 +104,60 @@ class Chains:
 
         None when no such chain is known. Raises InvalidRequest for a chain that is too long.
         """
-        earlier = _NOTHING
+        earlier: _Chain | None = None
         if after:
-            found = self._chains.get((tenant, after))
-            if found is None:
+            chains = self._tenants.get(tenant)
+            if chains is None or after not in chains:
                 return None
-            self._chains.move_to_end((tenant, after))
-            earlier = found
+            earlier = chains[after]
+            chains.move_to_end(after)
+        known = earlier.keys if earlier else Keys([])
         if not keys:
-            return earlier.keys
-        check_count("ask.block_keys", range(len(earlier.keys) + len(keys)), MAX_KEYS)
-        whole = earlier.keys.and_then(keys) if after else Keys(list(keys))
-        if earlier.before:
+            return known
+        check_count("ask.block_keys", range(len(known) + len(keys)), MAX_KEYS)
+        whole = known.and_then(keys)
+        if earlier and whole.shared is earlier.held.keys:
+            held = earlier.held
+            self._count(tenant, len(keys))
+        else:
+            held = _KeyList(whole.shared)
+            self._count(tenant, len(whole))
+        held.chains += 1
+        if earlier and earlier.before:
             self._drop(tenant, earlier.before)
         self._drop(tenant, keys[-1])
-        self._chains[tenant, keys[-1]] = _Chain(whole, after)
-        self._count(tenant, len(whole))
-        while self._by_tenant[tenant] > self._most // 2:
-            self._drop(*next(name for name in self._chains if name[0] == tenant))
-        while self._keys > self._most:
-            self._drop(*next(iter(self._chains)))
+        self._tenants.setdefault(tenant, OrderedDict())[keys[-1]] = _Chain(whole, after, held)
+        if self._keys > self._most:
+            self._make_room()
         return whole
 
+    def _make_room(self) -> None:
+        """For some more too, so that tenants are seldom compared."""
+        most = self._most - self._most // _SPARE
+        tenants = [(-count, tenant) for tenant, count in self._counts.items()]
+        heapify(tenants)
+        while self._keys > most:
+            _, tenant = tenants[0]
+            self._drop(tenant, next(iter(self._tenants[tenant])))
+            if tenant in self._tenants:
+                heapreplace(tenants, (-self._counts[tenant], tenant))
+            else:
+                heappop(tenants)
+
     def _drop(self, tenant: str, last: bytes) -> None:
-        chain = self._chains.pop((tenant, last), None)
-        if chain is not None:
-            self._count(tenant, -len(chain.keys))
+        """Forgets a chain, if it is known."""
+        chains = self._tenants.get(tenant)
+        if chains is None or last not in chains:
+            return
+        chain = chains.pop(last)
+        chain.held.chains -= 1
+        if not chain.held.chains:
+            self._count(tenant, -len(chain.held.keys))
+        if not chains:
+            del self._tenants[tenant]
 
     def _count(self, tenant: str, more: int) -> None:
         self._keys += more
-        self._by_tenant[tenant] += more
-        if not self._by_tenant[tenant]:
-            del self._by_tenant[tenant]
+        self._counts[tenant] += more
+        if not self._counts[tenant]:
+            del self._counts[tenant]

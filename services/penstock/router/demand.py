@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
+from operator import add, sub
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -21,7 +22,11 @@ class HeldWork(NamedTuple):
 
     def plus(self, other: HeldWork) -> HeldWork:
         """Both."""
-        return HeldWork(*map(sum, zip(self, other, strict=True)))
+        return HeldWork(*map(add, self, other))
+
+    def minus(self, other: HeldWork) -> HeldWork:
+        """What is left of it without a part."""
+        return HeldWork(*map(sub, self, other))
 
 
 Closed = Mapping[str, HeldWork]

@@ -7,13 +7,15 @@ that small requests do not overtake a big one for ever.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
 
+import structlog
 from msgspec.structs import replace
 
-from penstock.errors import Overloaded, PenstockError
+from penstock.errors import Internal, Overloaded, PenstockError
 from penstock.router.config import RouterConfig
 from penstock.router.demand import OPEN, Closed, HeldWork
 from penstock.router.fair import Entry, FairQueue
@@ -65,6 +67,10 @@ class HeldAsk:
         """When its first token would come too late."""
         return self.entered_at + self.ask.first_token_s
 
+    def over_at(self, most_s: float) -> float:
+        """When it has waited too long, where nobody waits for more than `most_s`."""
+        return min(self.late_at, self.entered_at + most_s)
+
     @property
     def bytes(self) -> int:
         """Of memory, about."""
@@ -103,7 +109,24 @@ class _ModelLine:
     pace: _Pace
     queue: FairQueue[HeldAsk] = field(default_factory=FairQueue)
     blocked: dict[str, HeldWork] = field(default_factory=dict)
-    """Workers that somebody waited for in the last turn, or has begun to wait for since."""
+    """Workers that somebody waits for, and what they will do for all of those."""
+    over_at: float = inf
+    """Nobody has waited too long before then."""
+    _waiting: Counter[str] = field(default_factory=Counter)
+    """How many wait for each worker."""
+
+    def block(self, held: HeldAsk) -> None:
+        """One more waits for a worker."""
+        _close(self.blocked, held)
+        self._waiting[held.at] += 1
+
+    def unblock(self, held: HeldAsk) -> None:
+        """It does not any more."""
+        self._waiting[held.at] -= 1
+        if self._waiting[held.at]:
+            self.blocked[held.at] = self.blocked[held.at].minus(held.holds)
+        else:
+            del self._waiting[held.at], self.blocked[held.at]
 
 
 class WaitingLine:
@@ -116,6 +139,7 @@ class WaitingLine:
         self._clock = clock
         self._lines: dict[str, _ModelLine] = {}
         self._count = self._bytes = 0
+        self._log = structlog.get_logger("penstock.router")
 
     def __len__(self) -> int:
         return self._count
@@ -141,6 +165,7 @@ class WaitingLine:
         now = self._clock()
         held = HeldAsk(ask, now, told)
         self._note(held, found, now)
+        most_s = self._config.max_queue_s
         line = self._lines.get(ask.model)
         rate = self._planner.prefill_rate(ask.model)
         pace = line.pace if line else _Pace(rate * _PRIOR_S, _PRIOR_S, now)
@@ -150,8 +175,8 @@ class WaitingLine:
         chosen = found.decision.chosen
         wait_s = held.wait_s + chosen.prompt.queue_s
         first_s = held.wait_s + chosen.first_token_s - chosen.prompt.ahead_s  # those ahead are counted in the wait
-        if wait_s > self._config.max_queue_s:
-            raise queue_full(wait_s, self._config.max_queue_s)
+        if wait_s > most_s:
+            raise queue_full(wait_s, most_s)
         if first_s > ask.first_token_s:
             raise unmet(ask, "first_token", first_s)
         self._make_room(held)
@@ -159,7 +184,8 @@ class WaitingLine:
         if not len(line.queue):
             line.pace.at = now
         held.entry = line.queue.push(held, ask.tenant, rank=rank, cost=cost, weight=ask.weight)
-        _close(line.blocked, held)
+        line.block(held)
+        line.over_at = min(line.over_at, held.over_at(most_s))
         self._count += 1
         self._bytes += held.bytes
         return held
@@ -196,6 +222,8 @@ class WaitingLine:
             placed = False
             closed = {}
             for number, entry in enumerate(line.queue.order()):
+                if number >= _FIRST and len(closed) == len(line.blocked):
+                    break  # those behind wait for workers that are closed to them
                 held = entry.item
                 if held in tried or not self._hopeful(held, closed, now, front=number < _FIRST):
                     _close(closed, held)
@@ -206,6 +234,9 @@ class WaitingLine:
                 tried.add(held)
                 found = self._try(held, closed, now)
                 if isinstance(found, Waits):
+                    line.unblock(held)
+                    self._note(held, found, now)
+                    line.block(held)
                     _close(closed, held)
                     continue
                 if isinstance(found, Planned):
@@ -219,12 +250,14 @@ class WaitingLine:
                 held.settle(found)
                 placed = True
                 break
-        line.blocked = closed
         return tries >= _MOST_TRIES
 
     def _over(self, line: _ModelLine, now: float) -> list[HeldAsk]:
-        most = self._config.max_queue_s
-        return [one.item for one in line.queue.order() if now >= min(one.item.late_at, one.item.entered_at + most)]
+        if now < line.over_at:
+            return []
+        ends = [(entry.item.over_at(self._config.max_queue_s), entry.item) for entry in line.queue.order()]
+        line.over_at = min((at for at, _ in ends if at > now), default=inf)
+        return [held for at, held in ends if at <= now]
 
     def _hopeful(self, held: HeldAsk, closed: Closed, now: float, *, front: bool) -> bool:
         """Whether it may find room now."""
@@ -247,8 +280,9 @@ class WaitingLine:
             found = self._planner.try_plan(ask, closed)
         except PenstockError as error:
             return error
-        if isinstance(found, Waits):
-            self._note(held, found, now)
+        except Exception:  # of this request alone: those behind it have their turn
+            self._log.exception("a request that was held back can't be planned")
+            return Internal("internal error")
         return found
 
     def _note(self, held: HeldAsk, found: Waits, now: float) -> None:
@@ -264,7 +298,9 @@ class WaitingLine:
         held.entry = None
         self._count -= 1
         self._bytes -= held.bytes
-        if not len(self._lines[held.ask.model].queue):
+        line = self._lines[held.ask.model]
+        line.unblock(held)
+        if not len(line.queue):
             del self._lines[held.ask.model]
 
 

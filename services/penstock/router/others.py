@@ -27,17 +27,13 @@ class OthersAccount:
     sequences: int = 0
     context_tokens: int = 0
     bookings: dict[tuple[str, int], Booking] = field(default_factory=dict)
-    """By owner and number, about in the order in which they were made."""
+    """By owner and number."""
 
     def unseen(self, member: str, since: float) -> tuple[int, int]:
         """Tokens and sequences of what was planned for `member` since then."""
-        tokens = sequences = 0
-        for booking in reversed(self.bookings.values()):
-            if booking.made_at < since:
-                break
-            tokens += booking.prefill_tokens if booking.prefill == member else 0
-            sequences += booking.decode == member
-        return tokens, sequences
+        new = [booking for booking in self.bookings.values() if booking.made_at >= since]
+        tokens = sum(booking.prefill_tokens for booking in new if booking.prefill == member)
+        return tokens, sum(booking.decode == member for booking in new)
 
 
 class OthersBookings:

@@ -102,7 +102,7 @@ class Planner:
         now = self._clock()
         if len(self.ledger) >= self._max_live:
             raise Overloaded(f"{self._max_live} requests are in flight", code="too_many_requests", retry_after=1.0)
-        self._suspect(ask.avoid - ask.full, now)
+        self._suspect(ask.avoid - ask.full - ask.blamed, now)
         self._fleet.refresh(now)
         anyone = self._fleet.anyone(ask.model)
         if anyone is None or anyone.member.spec is None:
@@ -136,7 +136,8 @@ class Planner:
         if seat is None or seat.member.spec is None:
             raise NotFound(f"no worker {kept.decode!r} has joined", field="ask.kept.decode")
         now = self._clock()
-        computes = kept.prefill if self.registry.get(kept.prefill) else kept.decode
+        prefill = self.registry.get(kept.prefill)
+        computes = kept.prefill if prefill and prefill.member.role else kept.decode
         charge = kept_charge(
             RunningPlan(computes, kept.decode),
             prompt_tokens=ask.prompt_tokens,
@@ -219,7 +220,8 @@ class Planner:
         chain = chain.first((tokens - 1) // size)
         placed = self._fleet.place(self.index, chain)
         ends = [depth for depth in placed.depths if depth < len(chain)]
-        computing = [(depth, member) for depth in ends for member in self.ledger.computing(chain[depth])]
+        members = ((depth, member) for depth in ends for member in self.ledger.computing(chain[depth]))
+        computing = [(depth, member) for depth, member in members if self.registry.get(member)]  # charges outlive seats
         return Holdings(chain, size, placed, self._fleet, computing)
 
     def _charge(self, ask: PlanAsk, asked: Demand, decision: Decision, holdings: Holdings, now: float) -> Planned:
@@ -228,6 +230,10 @@ class Planner:
         near = (known.resident + known.fetched) // size
         soon = near + known.awaited // size
         new = holdings.keys[soon + known.remote // size :]
+        prefills, decodes = self._seat(computes.id), self._seat(decision.decode.id)
+        prefill, decode = prefills.member if decision.prefill else None, decodes.member
+        computing = self._sources.computing(decision, (prefill or decode).host_id, holdings)
+        decoding = self._sources.decoding(prefill, decode, holdings) if prefill else computing
         number = self.ledger.charge(
             Charge(
                 prefill=computes.id,
@@ -246,15 +252,11 @@ class Planner:
         chosen = decision.chosen
         token_s = chosen.answer_s / asked.expected_output
         moved_s = chosen.handoff_s + chosen.room_s if decision.prefill else 0.0
-        prefills, decodes = self._seat(computes.id), self._seat(decision.decode.id)
         factors = prefills.prompts.believed(now), decodes.answers.believed(now)
         self._running[number] = ask, Watched(now, chosen.first_token_s, moved_s, token_s, *factors)
         self._touch(number)
         prefills.prompts_given.add(chosen.prompt.compute_s, now)
         self._bind(ask, SessionHome(computes.id, decision.decode.id), now)
-        prefill, decode = prefills.member if decision.prefill else None, decodes.member
-        host = (prefill or decode).host_id
-        computing = self._sources.computing(decision, host, holdings)
         return Planned(
             number=number,
             prefill=prefill,
@@ -262,7 +264,7 @@ class Planner:
             cached_tokens=decision.cached_tokens,
             uncached_tokens=decision.uncached_tokens,
             prefill_sources=computing if prefill else (),
-            decode_sources=self._sources.decoding(prefill, decode, holdings) if prefill else computing,
+            decode_sources=decoding,
             decision=decision,
             expected_output=asked.expected_output,
             home=asked.home_decode == decode.id,

@@ -29,6 +29,8 @@ class PlanAsk(msgspec.Struct, frozen=True, kw_only=True):
     avoid: frozenset[str] = frozenset()
     full: frozenset[str] = frozenset()
     """Those of `avoid` that had no room, by no fault of their own."""
+    blamed: frozenset[str] = frozenset()
+    """Those of `avoid` that were named by an earlier ask of the same request: a fault counts once."""
     output_tokens: int = 0
     kept: RunningPlan | None = None
     """Set: these members serve it already."""

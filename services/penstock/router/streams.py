@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 
+from msgspec.structs import replace
+
 from penstock.errors import InvalidRequest, PenstockError
 from penstock.router import messages
 from penstock.router.hints import LiveSessions
@@ -43,6 +45,7 @@ class PlanStreams:
         held: HeldAsk | None = None
         ask: PlanAsk | None = None
         session: str | None = None
+        blamed: frozenset[str] = frozenset()
         last_words: common_pb2.SessionHint | None = None
         epoch = generated = 0
         ended = False
@@ -52,7 +55,7 @@ class PlanStreams:
                     if number is not None:
                         self._release(number)
                         number = None
-                    ask = messages.ask(request.ask)
+                    ask = replace(messages.ask(request.ask), blamed=blamed)
                     if session is None:
                         session = ask.session
                         self._tell(self._live.begin(session))
@@ -65,6 +68,7 @@ class PlanStreams:
                     if whole is None:
                         yield messages.keys_wanted()
                         continue
+                    blamed |= ask.avoid - ask.full
                     answered = asyncio.Event()
                     found = self._enter(whole, answered.set)
                     if isinstance(found, HeldAsk):
@@ -134,6 +138,7 @@ class PlanStreams:
         self._line.leave(held)
         if isinstance(held.outcome, Planned):
             self._release(held.outcome.number)
+        self.stir()  # its worker is closed for it no more
         self._metrics.held.set(len(self._line))
 
     def _release(self, number: int) -> None:

@@ -26,7 +26,7 @@ def test_the_latest_chain_of_a_conversation_and_the_one_before_are_kept():
     assert whole(chains.extend("t", keys(50)[-1], [])) == keys(50)
     assert whole(chains.extend("t", keys(40)[-1], keys(1, chain=7))) == keys(40) + keys(1, chain=7), "a fork"
     assert chains.extend("t", keys(20)[-1], []) is None
-    assert len(chains) == 50 + 40 + 41
+    assert len(chains) == 50 + 41, "the first 40 of a list are no list of their own"
 
 
 def test_one_tenant_takes_no_room_from_another():
@@ -40,6 +40,20 @@ def test_one_tenant_takes_no_room_from_another():
     assert chains.extend("large", keys(25, chain=1)[-1], []) is None
 
 
+def test_a_tenant_that_is_alone_has_all_the_room():
+    """Nine conversations of 100 keys, in turn."""
+    chains = Chains(1000)
+    for chain in range(9):
+        chains.extend("t", b"", keys(90, chain))
+    for chain in range(9):
+        assert whole(chains.extend("t", keys(90, chain)[-1], keys(100, chain)[90:])) == keys(100, chain)
+    assert len(chains) == 900
+    chains.extend("other", b"", keys(150))
+    assert len(chains) == 1050 - 100, "the one longest unused, both turns of it"
+    assert chains.extend("t", keys(100, 0)[-1], []) is None
+    assert chains.extend("t", keys(100, 1)[-1], []) is not None
+
+
 def test_a_chain_has_a_bound():
     chains = Chains(1 << 20)
     chains.extend("t", b"", keys(MAX_KEYS))
@@ -50,6 +64,12 @@ def test_a_chain_has_a_bound():
 ASKS = st.tuples(st.sampled_from("ab"), st.integers(0, 3), st.integers(0, 4), st.integers(0, 8))
 
 
+def held(chains: Chains) -> int:
+    """Keys of all lists that are held, counted one by one."""
+    lists = {id(one.keys.shared): one.keys.shared for some in chains._tenants.values() for one in some.values()}
+    return sum(map(len, lists.values()))
+
+
 @given(st.lists(ASKS, max_size=60))
 def test_what_is_known_is_never_wrong(asks):
     chains = Chains(64)
@@ -58,7 +78,7 @@ def test_what_is_known_is_never_wrong(asks):
         after = line[4 * before - 1] if before else b""
         found = chains.extend(tenant, after, line[4 * before :])
         assert (found is None and after) or list(found) == line
-        assert len(chains) <= 64
+        assert len(chains) == held(chains) <= 64
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 5)), max_size=30))

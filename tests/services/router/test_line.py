@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from random import Random
 from typing import Any
 
 import grpc
@@ -12,8 +14,9 @@ import pytest
 from tests.services.router.helpers import Harness, eventually
 from tests.services.router.test_planner import Desk, key
 
-from penstock.errors import Overloaded, PenstockError
+from penstock.errors import Internal, Overloaded, PenstockError
 from penstock.router.config import RouterConfig
+from penstock.router.demand import HeldWork
 from penstock.router.line import HeldAsk, WaitingLine
 from penstock.router.plans import PlanAsk, Planned
 from penstock.router.registry import Measured, Report, Seat
@@ -117,6 +120,49 @@ def test_those_behind_wait_for_all_that_wait_before_them(counter: Front) -> None
     assert {name: ahead.prompt_tokens for name, ahead in line.blocked.items()} == {"w": 1500}, "each counts once"
 
 
+def test_a_long_line_costs_a_turn_no_more_than_a_short_one(counter: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those behind wait for a worker that is closed to them: nobody looks at them."""
+    counter.ask("a", 5000)
+    for number in range(200):
+        assert isinstance(counter.ask(f"b{number}", 50), HeldAsk)
+    queue, seen = counter.line._lines["m"].queue, []
+    order = queue.order
+    monkeypatch.setattr(queue, "order", lambda: (seen.append(entry) or entry for entry in order()))
+    counter.turn()
+    assert 0 < len(seen) < 20
+    seen.clear()
+    counter.end("a")
+    assert len(counter.turn()) > 1
+    assert len(seen) < 20 * 20, "a few for each that is placed"
+
+
+def test_what_is_held_back_for_a_worker_is_what_all_that_wait_for_it_need() -> None:
+    """However they came to wait there, and whoever has gone."""
+    front, draw = Front(max_queue_s=20.0), Random(7)
+    for name in "abc":
+        front.join(name)
+    waiting = 0
+    for number in range(300):
+        front.desk.now += draw.random() / 2
+        if draw.random() < 0.6:
+            with suppress(Overloaded):
+                front.ask(f"n{number}", draw.choice((300, 900, 2500)), tenant=draw.choice("xy"))
+        elif front.placed:
+            front.end(draw.choice(front.placed)[0])
+        elif front.held:
+            front.line.leave(front.held.pop(draw.choice(list(front.held))))
+        if draw.random() < 0.5:
+            front.turn()
+        front.held = {name: held for name, held in front.held.items() if held.outcome is None}
+        line = front.line._lines.get("m")
+        sums: dict[str, HeldWork] = {}
+        for held in front.held.values():
+            sums[held.at] = sums.get(held.at, HeldWork()).plus(held.holds)
+        assert (dict(line.blocked) if line else {}) == sums
+        waiting = max(waiting, len(sums))
+    assert waiting == 3, "they have waited for each of them"
+
+
 def test_how_long_it_was_held_is_told(counter: Front) -> None:
     counter.ask("a", 5000)
     counter.ask("b", 500)
@@ -124,6 +170,23 @@ def test_how_long_it_was_held_is_told(counter: Front) -> None:
     counter.end("a")
     assert counter.turn() == ["b"]
     assert counter.placed[-1][1].held_s == 3
+
+
+def test_who_can_not_be_planned_stops_nobody_behind(counter: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    counter.ask("a", 5000)
+    counter.ask("broken", 500, tenant="t")
+    counter.ask("b", 600, tenant="t")
+    plan = counter.desk.planner.try_plan
+
+    def breaks(ask: PlanAsk, *closed: Any) -> Any:
+        assert ask.prompt_tokens != 500, "a defect"
+        return plan(ask, *closed)
+
+    monkeypatch.setattr(counter.desk.planner, "try_plan", breaks)
+    counter.end("a")
+    assert counter.turn() == ["b"]
+    assert isinstance(counter.refused("broken"), Internal)
+    assert len(counter.line) == 0
 
 
 def test_a_worker_that_is_free_is_not_kept_waiting() -> None:

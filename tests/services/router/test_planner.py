@@ -189,6 +189,21 @@ def test_what_another_host_has_and_computes_is_one_run(desk: Desk) -> None:
     assert (moved.cached_tokens, list(moved.decode_sources)) == (800, ["one:2"])
 
 
+def test_who_has_left_computes_for_nobody(desk: Desk) -> None:
+    """Its plan lives on, as its stream goes on elsewhere, and others have the same beginning."""
+    two_hosts(desk, Role.BOTH, Role.BOTH)
+    new = [key(number) for number in range(1000, 1060)]
+    first = desk.plan(block_keys=new, avoid=frozenset("b"))
+    seat = desk.planner.registry.get("a")
+    assert seat is not None and first.decode.id == "a"
+    desk.planner.registry.leave(seat)
+    second = desk.plan(block_keys=new)
+    assert (second.decode.id, second.cached_tokens, list(second.decode_sources)) == ("b", 0, [])
+    for planned in (first, second):
+        desk.planner.release(planned.number)
+    assert desk.planner.ledger.empty
+
+
 def test_a_slow_way_between_hosts_is_not_taken(desk: Desk) -> None:
     two_hosts(desk, Role.BOTH, Role.BOTH)
     seat = desk.planner.registry.get("b")

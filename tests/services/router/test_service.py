@@ -340,6 +340,20 @@ async def test_asking_again_replaces_the_plan(mesh: Harness) -> None:
     assert ledger.of(plan.decode.member_id).sequences == 0
 
 
+async def test_a_fault_counts_once_however_often_its_request_asks(mesh: Harness) -> None:
+    for member in ("a", "b"):
+        await mesh.join(member)
+    call, _ = await mesh.plan()
+    seat = mesh.router.planner.registry.get("a")
+    assert seat is not None
+    await mesh.again(call, avoid=["a"])
+    assert (blamed_until := seat.suspect_until) > 0
+    await mesh.again(call, avoid=["a"])
+    assert seat.suspect_until == blamed_until
+    await mesh.plan(avoid=["a"])
+    assert seat.suspect_until > blamed_until, "another request"
+
+
 async def test_the_last_way_is_taken_though_it_failed_before(mesh: Harness) -> None:
     await mesh.join("d", "decode")
     await mesh.join("p", "prefill")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -301,18 +301,29 @@ class RedisState:
             await follower.begin()
 
     async def _load(self) -> None:
-        """Reads what is known of sessions, answers and workers. Nobody waits for it but this task."""
+        """Reads what is known of sessions, answers and workers, by name: others may have any number of keys in the same
+        database. Nobody waits for it but this task."""
         wall, now = time.time(), self._clock()
         for kind in _KINDS:
-            keys = self._client.scan_iter(match=f"{ROOT}:{kind}:*", count=_PAGE).__aiter__()
-            left = self._terms.most_records
-            while left > 0 and (page := await asked(_take(keys, min(_PAGE, left)))):
+            names = await self._recent(kind)
+            for start in range(0, len(names), _PAGE):
+                page = [_record_key(kind, name) for name in names[start : start + _PAGE]]
                 await self._load_page(page, wall, now)
-                left -= len(page)
 
-    async def _load_page(self, page: Sequence[bytes], wall: float, now: float) -> None:
-        if not page:
-            return
+    async def _recent(self, kind: str) -> list[str]:
+        """The names of the records of a kind that were written last."""
+        pipe = self._client.pipeline(transaction=False)
+        pipe.zrevrange(recent_key(kind), 0, self._terms.most_records - 1)
+        [names] = await asked(pipe.execute(raise_on_error=False))
+        if isinstance(names, list):
+            return [name.decode(errors="replace") for name in names]
+        if not str(names).startswith("WRONGTYPE"):
+            raise OSError(str(names))
+        self._refuse(f"{recent_key(kind)}: {names}")
+        await asked(self._client.delete(recent_key(kind)))
+        return []
+
+    async def _load_page(self, page: Sequence[str], wall: float, now: float) -> None:
         pipe = self._client.pipeline(transaction=False)
         for key in page:
             pipe.get(key)
@@ -321,10 +332,10 @@ class RedisState:
                 continue
             try:
                 record, stamp = unpack_record(value)
-                if record_key(record).encode() != key:
+                if record_key(record) != key:
                     raise ForeignState("under another's key")
             except ForeignState as error:
-                self._refuse(f"{key.decode(errors='replace')}: {error}")
+                self._refuse(f"{key}: {error}")
                 continue
             self._commons.load(record, now - max(0.0, wall - stamp / 1000))
 
@@ -335,13 +346,6 @@ class RedisState:
         """Something there is not ours: it is named, and what is known here is written in its place in time."""
         self._metrics.state_refused.inc()
         self._log.error("shared state refused", what=what)
-
-
-async def _take(keys: AsyncIterator[bytes], most: int) -> list[bytes]:
-    found: list[bytes] = []
-    while len(found) < most and (key := await anext(keys, None)) is not None:
-        found.append(key)
-    return found
 
 
 def _eval(client: Redis, script: str, keys: Sequence[str], arguments: Sequence[Any]) -> Awaitable[Any]:
