@@ -11,6 +11,8 @@ from functools import partial
 from threading import Condition
 from typing import TYPE_CHECKING, Protocol
 
+import structlog
+
 from penstock.checkpoint import CheckpointError, tokenizer_fingerprint
 from penstock.draft.config import DraftConfig
 from penstock.engine.config import kv_token_bytes
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from penstock.engine.speculation.draft_model import DraftModel
     from penstock.engine.speculation.head.foresight import HeadForesight
 
+_LOG = structlog.get_logger("penstock.draft")
 _MOST_NEWS = 256
 """Untaken news; while there are so many, those who bring more wait."""
 _AGAIN_S = 0.5
@@ -176,6 +179,9 @@ class Drafts:
             rules = await self._ruling.of(sampling, terms.prompt)
         except EngineError:  # who asked knows it, too, and checks what it gets
             rules = FREE
+        except Exception:  # of this sequence alone
+            _LOG.exception("the rules of a sequence can't be made; it is drafted for without them")
+            rules = FREE
         self._add([partial(self._model.rule, id, rules)])
 
     # Blocks
@@ -189,11 +195,17 @@ class Drafts:
             if self._tasks is None:
                 self._return(partial(self._model.stored, blocks, 0))
             else:
-                self._tasks.create_task(kv.fetch(blocks)).add_done_callback(partial(self._fetched, blocks))
+                self._tasks.create_task(self._fetch(kv, blocks)).add_done_callback(partial(self._fetched, blocks))
+
+    async def _fetch(self, kv: KvAnswers, blocks: DraftBlocks) -> int:
+        try:
+            return await kv.fetch(blocks)
+        except Exception:  # of these blocks alone: they are computed
+            _LOG.exception("the blocks of a sequence can't be fetched")
+            return 0
 
     def _fetched(self, blocks: DraftBlocks, fetch: asyncio.Task[int]) -> None:
-        failed = fetch.cancelled() or fetch.exception() is not None
-        self._return(partial(self._model.stored, blocks, 0 if failed else fetch.result()))
+        self._return(partial(self._model.stored, blocks, 0 if fetch.cancelled() else fetch.result()))
 
     def _return(self, call: Callable[[], None]) -> None:
         with self._line:

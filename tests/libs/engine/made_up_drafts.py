@@ -92,8 +92,8 @@ class Drafter:
         self.busy = False
         self.last = [0.0, 0.0]
         """When what was sent last arrives, there and here: nothing overtakes it."""
-        self.asks = 0
-        """How often it was asked for tokens."""
+        self.looks = 0
+        """How often somebody looked at what came of its tokens."""
 
     def _send(self, way: int, call, *args) -> None:
         delay = self.world.delay * (1 + self.world.jitter * self.draw.random()) / 2e3
@@ -159,7 +159,6 @@ class Drafter:
             one = self.known.setdefault(ask.id, _Drafted())
             self._send(0, self._told, ask.id, len(ask.tokens), ask.k)
             one.text = len(ask.tokens)
-            self.asks += ask.k > 0
             self._settle(ask.id)
             if one.ready or not ask.k:
                 one.since = None
@@ -171,6 +170,7 @@ class Drafter:
         return one.ready if one is not None and one.text == length else ()
 
     def judged(self, id: str) -> tuple[int, int]:
+        self.looks += 1
         one = self.known.get(id, _Drafted())
         judged, one.judged = one.judged, (0, 0)
         return judged

@@ -183,6 +183,20 @@ def test_it_begins_with_a_window_of_what_it_has_seen():
     assert watched.end == 200 and not watched.waiting
 
 
+def test_what_waits_holds_no_memory_but_its_own():
+    """Of a prompt's chunk only the last ones wait, and not the others of their step."""
+    watched, step = HeadView(), torch.arange(1024.0).view(512, 2)
+    watched.watch(0, step[:400])
+    [(begin, last)] = watched.waiting
+    assert begin == 400 - MOST_STATES and torch.equal(last, step[begin:400])
+    assert last.untyped_storage().nbytes() == last.nbytes
+    assert watched.ready(401)
+    watched.rest()
+    assert not watched.waiting and not watched.ready(401)
+    watched.watch(401, step[:1])
+    assert watched.rows()[0] == 401
+
+
 def test_guesses_are_forgotten_when_the_text_goes_on():
     watched = HeadView()
     watched.watch(0, torch.zeros(9, 1))

@@ -27,6 +27,7 @@ from penstock.engine.speculation.leads import DraftTold
 from penstock.grammar.compiled import Grammars
 from penstock.grammar.recipe import Part, build
 from penstock.models import embedded
+from penstock.runtime.drafts import MODEL, PROPOSERS
 from penstock.testing import schemas
 from penstock.testing.drafters import model_drafter
 
@@ -159,6 +160,8 @@ async def test_drafts_change_no_token(kit, mini, plainly, kind):
     assert stats.failed_steps == 0
     if kind == "right":
         assert stats.accepted == stats.drafted
+    if kind == "model":
+        assert stats.drafts.verified[PROPOSERS.index(MODEL)] > 100
 
 
 async def test_no_step_verifies_more_drafts_than_the_setting_allows(kit, mini, plainly):

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
 
+from penstock.engine.request import Request, SamplingParams
+from penstock.engine.scheduling.live import new_live
+from penstock.engine.speculation.ahead import RunningAhead, StepBeside
+from penstock.engine.speculation.costs import DraftCosts
+from penstock.engine.speculation.depths import StepSeconds
+from penstock.engine.stats import Counters
+
 from .made_up_drafts import Phase, World, best, mixture, plain, speeds
+from .made_up_time import run
 
 LONG = 3000
 """Tokens of a long run: twelve answers of 256 tokens, one after the other."""
@@ -118,6 +127,63 @@ def test_a_drafter_that_changes_is_left_and_found_again(name):
     found = ratios(Phase(well, LONG), Phase(ill, LONG), Phase(well, 1000), Phase(well, LONG))
     assert found[1] > WORST
     assert found[2] > WORST and found[3] > 0.9 * found[0], "a thousand tokens later it is used as before"
+
+
+def test_a_useless_drafter_is_seldom_looked_at():
+    """A look takes time that no step here counts: most steps have none while nothing is asked."""
+    drafters = []
+
+    def made(drafter):
+        drafters.append(drafter)
+        return mixture(drafter, 16)
+
+    speeds([Phase(embedded(0.0, 5), LONG)], made)
+    assert drafters[0].looks < LONG / 8
+
+
+class Uneven:
+    """Its drafts of `a` come after a millisecond. It says that those of `b` come later, and they never do."""
+
+    delay_s = 0.001
+
+    def __init__(self, loop):
+        self.loop, self.came = loop, asyncio.Event()
+
+    def tell(self, asks):
+        if any(ask.k for ask in asks):
+            self.loop.call_later(0.001, self.came.set)
+
+    def ahead(self, id, length):
+        return (1, 1, 1, 1) if id == "a" and self.came.is_set() else ()
+
+    def judged(self, id):
+        return 0, 0
+
+    def expected(self, id, count=1):
+        if id == "b":
+            return 0.02
+        return 0.0 if self.came.is_set() else 0.001
+
+    async def arrived(self):
+        await self.came.wait()
+        await asyncio.sleep(0)
+
+
+def test_a_step_waits_for_those_alone_that_are_worth_it():
+    async def main(loop):
+        counters = Counters()
+        ahead = RunningAhead(Uneven(loop), DraftCosts(), counters, 0.05)
+        lives = [
+            new_live(Request(id, (1, 2, 3), SamplingParams(50)), ticket, frozenset()) for ticket, id in enumerate("ab")
+        ]
+        sequences = [ahead.begin(live) for live in lives]
+        beside = StepBeside(2, StepSeconds(0.01, 0.0, 0.0001), (0.0, 0.0))
+        ahead.tell(sequences, (4, 4), beside, False)
+        assert ahead.asked == 2
+        return await ahead.wait(sequences, beside, lambda: None), counters.draft_failures
+
+    waited_s, failures = run(main)
+    assert (round(waited_s, 6), failures) == (0.001, 0)
 
 
 def test_drafts_that_were_too_dear_to_verify_are_tried_again():

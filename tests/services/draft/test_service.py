@@ -311,11 +311,12 @@ async def test_pages_come_back_when_the_model_has_failed():
 
 
 class Rules:
-    """Has none, or is busy."""
+    """Has none, is busy, or has a defect."""
 
     async def of(self, sampling, prompt):
         if sampling.grammar == "busy":
             raise EngineBusy("busy")
+        assert sampling.grammar != "broken"
         return sampling.grammar or sampling.bad_words, prompt, sampling.stop_token_ids
 
 
@@ -323,11 +324,13 @@ async def test_sequences_with_rules_wait_for_them():
     model = PlainForesight(last_again)
     async with drafting(model, Rules()) as (stub, _, _):
         call = stub.Propose()
-        for id, sampling in enumerate(({}, {"grammar": "a"}, {"bad_words": ["b"]}, {"grammar": "busy"})):
+        terms = {}, {"grammar": "a"}, {"bad_words": ["b"]}, {"grammar": "busy"}, {"grammar": "broken"}
+        for id, sampling in enumerate(terms):
             await call.write(message(id + 1, (id, 0, [5]), **sampling))
-        await until(lambda: len(model.rules) == 3)
-        assert [told.ruled for told in model.told] == [False, True, True, True]
-        assert model.rules == {(1, 1): ("a", 1, frozenset()), (1, 2): (("b",), 1, frozenset()), (1, 3): FREE}
+        await until(lambda: len(model.rules) == 4)
+        assert [told.ruled for told in model.told] == [False, True, True, True, True]
+        made = {(1, 1): ("a", 1, frozenset()), (1, 2): (("b",), 1, frozenset())}
+        assert model.rules == {**made, (1, 3): FREE, (1, 4): FREE}, "and the others' stream goes on"
 
 
 async def test_it_names_its_tokens():

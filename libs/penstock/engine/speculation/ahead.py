@@ -28,6 +28,8 @@ _LONGEST_TRIAL = 32
 _TRIAL_DEPTH = 4
 _CHECK_EVERY, _LONGEST_CHECK_EVERY, _CHECK = 64, 1024, 3
 """After how many steps beside a drafter that works it rests for how many. The first doubles each time."""
+_LOOK_EVERY = 16
+"""Steps between two looks at what it is worth, while that is nothing."""
 _FARTHEST = 0.1
 """No token is asked for that is right less often."""
 _SLACK_S = 0.0005
@@ -62,6 +64,8 @@ class Ahead:
         """The next steps are to keep states for the drafter, or need not."""
         if self.watched is not None:
             self.live.run.featured = wanted
+            if not wanted:
+                self.watched.rest()
 
     def at_hand(self, drafter: Drafter) -> Sequence[int]:
         """The drafter's tokens that go on from the text, once it was told."""
@@ -102,6 +106,10 @@ class RunningAhead:
         """Steps since a trial began."""
         self._trial = 0
         """Steps of a trial to come."""
+        self._unseen = 0
+        """Steps in a row in which nobody looked at what it is worth."""
+        self._begun = False
+        """A sequence has begun since somebody last looked."""
         self._steps = 0
         """Steps in a row beside which it worked."""
         self._check_every = _CHECK_EVERY
@@ -113,11 +121,24 @@ class RunningAhead:
         """Whether it may be asked: it has not cost more than it has saved."""
         return self._balance.open
 
+    def wakes(self, trial: bool) -> bool:
+        """Called once in each step: whether to look at what it is worth. While that was nothing, and it was asked for
+        nothing, a look now and then is enough, and a step between costs nothing."""
+        if self.asked:
+            return True
+        if not self.open:
+            return False
+        if trial or self._worth_it or self._trial or self._begun:
+            return True
+        self._unseen += 1
+        return self._unseen >= _LOOK_EVERY
+
     def begin(self, live: Live) -> Ahead:
         """Of a new sequence; the drafter can get ready, if it is worth it lately. `forget` ends it."""
         request = live.request
         terms = DraftTerms(request.sampling, len(request.prompt), live.stops, request.owner, request.session)
         ahead = Ahead(live, terms, watched=WatchedStates() if self.states else None)
+        self._begun = True
         if live.draftable and self.open and self._worth_it:
             ahead.feature(True)
             self._drafter.tell([ahead.ask()])
@@ -129,6 +150,8 @@ class RunningAhead:
         if ahead.watched is not None and run.features is not None:
             ahead.watched.watch(run.start, run.features[: max(0, live.computed - run.start)])
             run.features = None
+            if not self.open:
+                ahead.feature(False)
 
     def forget(self, live: Live) -> None:
         """The sequence has ended."""
@@ -156,8 +179,6 @@ class RunningAhead:
         if beside.seconds.plain and not self._works(beside.seconds.plain):
             self.rest(sequences)
             return
-        loop = asyncio.get_running_loop()
-        began = loop.time()
         depths = [
             self._depth(ahead, room, beside, local)
             for ahead, room, local in zip(sequences, rooms, beside.local, strict=True)
@@ -169,13 +190,13 @@ class RunningAhead:
             if not ahead.ready:
                 ahead.depth = 0  # it can guess behind the next step
         self._tell(sequences, [self._wanted(ahead, beside.seconds) for ahead in sequences])
-        self._balance.pay(loop.time() - began)
 
     def _works(self, plain_s: float) -> bool:
         """Whether it may be asked in this step."""
+        unseen, self._unseen, self._begun = self._unseen, 0, False
         if not self.open:
             return False
-        self._untried += 1
+        self._untried += 1 + min(unseen, _LOOK_EVERY)
         self._trial = max(0, self._trial - 1)
         if self._worth_it:
             self._trial_every = _TRIAL_EVERY
@@ -194,15 +215,15 @@ class RunningAhead:
     async def wait(self, sequences: Sequence[Ahead], beside: StepBeside, idle: Callable[[], None]) -> float:
         """Waits for drafts as long as that makes more tokens per second than to go on; calls `idle` before. Returns for
         how many seconds."""
-        wait_s = self._worth_waiting(sequences, beside) if self.asked else 0.0
-        if not wait_s:
+        wait_s, awaited = self._worth_waiting(sequences, beside) if self.asked else (0.0, ())
+        if not awaited:
             return 0.0
         idle()
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
             async with asyncio.timeout(min(1.5 * wait_s + _SLACK_S, self._timeout_s)):
-                while any(0 < self._expected(one) <= self._timeout_s for one in sequences if one.wanted):
+                while any(0 < self._expected(one) <= self._timeout_s for one in awaited):
                     await self._drafter.arrived()
         except TimeoutError:
             self._counters.draft_failures += 1
@@ -215,6 +236,10 @@ class RunningAhead:
         if not ahead.wanted:
             return Guess()
         return self._guess(ahead, tuple(ahead.at_hand(self._drafter)[:room]))
+
+    def took(self, seconds: float) -> None:
+        """To look at what it is worth, and to tell it, has taken so long."""
+        self._balance.pay(seconds)
 
     def brought(self, seconds: float) -> None:
         """Its drafts of a sequence have saved so many seconds."""
@@ -264,18 +289,19 @@ class RunningAhead:
     def _expected(self, ahead: Ahead) -> float:
         return self._drafter.expected(ahead.live.id, min(ahead.depth, ahead.wanted))
 
-    def _worth_waiting(self, sequences: Sequence[Ahead], beside: StepBeside) -> float:
-        """Seconds; 0: it is not worth it. Steps may also go on while the drafts come, and find them a little later, if
-        the text is as they begin until then."""
+    def _worth_waiting(self, sequences: Sequence[Ahead], beside: StepBeside) -> tuple[float, Sequence[Ahead]]:
+        """For how many seconds, and for whose drafts; for nobody's: it is not worth it. Steps may also go on while the
+        drafts come, and find them a little later, if the text is as they begin until then."""
         asked = ((self._expected(one), at) for at, one in enumerate(sequences) if one.wanted)
         expected = sorted(one for one in asked if 0 < one[0] <= self._timeout_s)
         count, step = beside.sequences, beside.seconds
-        if not expected or not step.plain:
-            return max((wait_s for wait_s, _ in expected), default=0.0)
+        awaited = [sequences[at] for _, at in expected]
+        if not awaited or not step.plain:
+            return max((wait_s for wait_s, _ in expected), default=0.0), awaited
         there = [self._guess(one, tuple(one.at_hand(self._drafter)[: one.depth])) for one in sequences]
         hopes = [max(guess.hope, local) for guess, local in zip(there, beside.local, strict=True)]
         now, now_s = count + sum(hopes), step.of(sum(len(guess.tokens) for guess in there))
-        best_rate, best = (1 + MARGIN) * now / now_s, 0.0
+        best_rate, best_s, best = (1 + MARGIN) * now / now_s, 0.0, 0
         gains: list[tuple[float, float]] = []
         rows = 0
         for wait_s, at in expected:
@@ -288,5 +314,5 @@ class RunningAhead:
             later_s = now_s + plain_steps * step.plain + step.of(rows)
             later_rate = (now + count * (plain_steps + 1) + left) / later_s
             if rate > max(best_rate, (1 + MARGIN) * later_rate):
-                best_rate, best = rate, wait_s
-        return best
+                best_rate, best_s, best = rate, wait_s, len(gains)
+        return best_s, awaited[:best]

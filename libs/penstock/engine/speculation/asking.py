@@ -6,6 +6,7 @@ proposer is asked. Guesses are compared with what came whether they were verifie
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -90,7 +91,7 @@ class Speculation:
         self._writers: dict[int, _Writer] = {}
         """By ticket."""
         self._plain_steps = 0
-        """Decoding steps since the last one with drafts."""
+        """Decoding steps since the last one with drafts, or since some were looked for."""
         self._patience = _TRIAL_EVERY
         self._step = FREE
         """What is expected of the step."""
@@ -147,13 +148,15 @@ class Speculation:
         self._rows = 0
         trial = self._plain_steps >= self._patience
         new = self._costs.steps(count) < _FIRST_STEPS
+        awake = self._ahead is not None and self._ahead.wakes(trial or self._always)
         if not self._always and (
-            new or not (trial or step.pays(count, count * self._most)) or not self._may_propose(decoding)
+            new or not (trial or step.pays(count, count * self._most)) or not self._may_propose(decoding, awake)
         ):
             self._rest(writers)
             return {}
         self._look(writers, step)
-        await self._run_ahead(writers, step, trial, idle)
+        if awake:
+            await self._run_ahead(writers, step, trial, idle)
         await self._head(writers, step, idle)
         choices = [self._chosen(writer) for writer in writers]
         reaches = [choice.guess.reach for choice in choices]
@@ -163,7 +166,7 @@ class Speculation:
         elif trial:
             lengths = _some(reaches)
             if any(lengths) or self._plain_steps >= self._patience + _TRIAL_STEPS:
-                self._patience = min(2 * self._patience, _LONGEST_PAUSE)
+                self._patience, self._plain_steps = min(2 * self._patience, _LONGEST_PAUSE), 0
         drafts: dict[int, tuple[int, ...]] = {}
         for writer, choice, length in zip(writers, choices, lengths, strict=True):
             writer.choice = choice
@@ -192,9 +195,9 @@ class Speculation:
             self._ahead.stepped(seconds, self._step, len(runs), self._rows, drafts - self._rows)
         self._costs.learn(seconds, len(runs), sum(run.start for run in runs), drafts, self.asked)
 
-    def _may_propose(self, decoding: Sequence[Live]) -> bool:
-        """Whether there may be any drafts."""
-        if self._looking is not None or self._heading is not None or (self._ahead is not None and self._ahead.open):
+    def _may_propose(self, decoding: Sequence[Live], awake: bool) -> bool:
+        """Whether there may be any drafts; `awake`: of the drafter too."""
+        if awake or self._looking is not None or self._heading is not None:
             return True
         return any(live.guide is not None for live in decoding)
 
@@ -216,13 +219,15 @@ class Speculation:
     async def _run_ahead(
         self, writers: Sequence[_Writer], step: StepSeconds, trial: bool, idle: Callable[[], None]
     ) -> None:
-        if self._ahead is None:
-            return
+        assert self._ahead is not None, "it is awake"
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         sequences = _aheads(writers)
         beside = self._beside(writers, step)
         self._token_s = step.plain / (len(writers) + sum(beside.local))
         self._ahead.look_back(sequences)
         self._ahead.tell(sequences, [self._room(writer.live) for writer in writers], beside, trial)
+        self._ahead.took(loop.time() - began)
         waited_s = await self._ahead.wait(sequences, beside, idle)
         for account in (self._counters.drafts, *(writer.account for writer in writers)):
             account.waited_s += waited_s

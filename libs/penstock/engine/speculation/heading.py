@@ -63,6 +63,11 @@ class Headed:
         """Whether the head has seen all that it needs."""
         return self.watched.ready(self.live.length)
 
+    def rest(self) -> None:
+        """The next steps keep no states for it."""
+        self.live.run.featured = False
+        self.watched.rest()
+
 
 class Heading:
     """An engine's head, and what is known of it."""
@@ -87,7 +92,7 @@ class Heading:
     def rest(self, sequences: Sequence[Headed]) -> None:
         """No draft can pay now: the next steps keep no states either."""
         for headed in sequences:
-            headed.live.run.featured = False
+            headed.rest()
 
     def computed(self, headed: Headed) -> None:
         """A step has computed tokens of the sequence, and they are taken in."""
@@ -129,7 +134,7 @@ class Heading:
             self._broken = True
             self._counters.draft_failures += 1
             for headed in sequences:
-                headed.live.run.featured = False
+                headed.rest()
             return
         self._calls += 1
         self._costs.add(loop.time() - began, (1.0, self._guesser.rows, self._guesser.steps))
@@ -159,7 +164,7 @@ class Heading:
         else:
             headed.resting = max(headed.pause, self._least_pause(beside))
             headed.pause = min(2 * headed.pause, _LONGEST_PAUSE)
-            headed.live.run.featured = False
+            headed.rest()
         return min(depth, 1 + self._calls) if self._calls < _FIRST_CALLS else depth
 
     def _least_pause(self, beside: StepBeside) -> int:

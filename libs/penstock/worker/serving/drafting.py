@@ -246,7 +246,7 @@ class DraftClient:
         return abs(self._delay.usual_s - waited) + (more - 1) * self._delay.each_s
 
     async def arrived(self) -> None:
-        """Returns when any drafts have come since the last call."""
+        """Returns when any drafts, or the news that there will be none, have come since the last call."""
         await self._came.wait()
         self._came.clear()
 
@@ -288,7 +288,7 @@ class DraftClient:
             sequence = self._by_number.get(number)
             if sequence is not None:
                 sequence.refused, sequence.since = True, None
-        if leads.ids:
+        if leads.ids or leads.refused:
             self._came.set()
 
     # The stream
@@ -331,6 +331,7 @@ class DraftClient:
         finally:
             call.cancel()
             self.connected.clear()
+            self._came.set()  # who waits for drafts waits no more
             for sequence in self._sequences.values():
                 sequence.sent = 0
 

@@ -162,7 +162,7 @@ class HeadForesight:
 
     def stats(self) -> DraftStats:
         """Now."""
-        held = sum(text.view.context.held for text in self._texts.values())
+        held = sum(text.view.context.held for text in list(self._texts.values()))  # the thread may add some meanwhile
         return DraftStats(
             sequences=len(self._texts),
             free_pages=self._most_views - held,

@@ -34,10 +34,17 @@ class WatchedStates:
         if begin != self.end:
             self.waiting.clear()
             self.real = begin
-        self.waiting.append((begin, features))
+        last = features[-MOST_STATES:]
+        if last.untyped_storage().nbytes() > MOST_STATES * last[0].nbytes:
+            last = last.clone()  # else all features of its step stay as long as these
+        self.waiting.append((begin + len(features) - len(last), last))
         count = sum(len(piece) for _, piece in self.waiting)
         while count - len(self.waiting[0][1]) >= MOST_STATES:
             count -= len(self.waiting.pop(0)[1])
+
+    def rest(self) -> None:
+        """What waits is dropped: the next tokens will have none."""
+        self.waiting.clear()
 
     def ready(self, length: int) -> bool:
         """Whether there are features of all tokens but the last of a text of so many, some of them waiting."""
