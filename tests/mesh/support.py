@@ -73,6 +73,8 @@ def body_of(prompt: list[int], sampling: SamplingParams) -> dict[str, Any]:
         "logit_bias": {str(token): bias for token, bias in sampling.logit_bias.items()},
         "seed": sampling.seed,
         "ignore_eos": sampling.ignore_eos,
+        "bad_words": list(sampling.bad_words),
+        "stop_token_ids": sorted(sampling.stop_token_ids),
         "return_token_ids": True,
     }
     if sampling.logprobs is not None:

@@ -16,6 +16,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from penstock.cli.mesh import MeshOptions
+from penstock.engine.config import EngineSettings
 from penstock.testing.checkpoints import TinyModel, write_checkpoint
 from penstock.testing.mortal import MortalMesh, mortal_mesh
 from penstock.testing.telling import Told, tell
@@ -71,10 +72,14 @@ class Stage:
     """The numbers of tokens that the text had when it moved."""
     deaths: int = 0
     """Of the decode worker, one at each number of tokens that the client had seen."""
+    drafted: int = 0
+    """Tokens of the draft model that were verified for them."""
 
     async def plays(self, at: int, act: Callable[[], object]) -> tuple[Told, Told]:
         """Both answers at a time; `act` is called when the client has so many tokens of the text."""
-        return await asyncio.gather(tell(self.client, TEXT, at=at, act=act), tell(self.client, JSON))
+        answers = await asyncio.gather(tell(self.client, TEXT, at=at, act=act), tell(self.client, JSON))
+        self.drafted += sum(told.drafted.get("model", 0) for told in answers)
+        return answers
 
     def unbroken(self, text: Told, value: Told) -> None:
         """Whether these are the answers that they would have been."""
@@ -94,7 +99,14 @@ async def stage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage
     model = write_checkpoint(tmp_path_factory.mktemp("deep") / "deep", DEEP)
     draft = write_checkpoint(tmp_path_factory.mktemp("draft") / "draft", replace(DEEP, layers=1))
     options = MeshOptions(
-        port=0, models=(str(model),), draft=str(draft), prefill=1, decode=1, kv_host_bytes=64 << 20, hung_s=4.0
+        port=0,
+        models=(str(model),),
+        draft=str(draft),
+        prefill=1,
+        decode=1,
+        kv_host_bytes=64 << 20,
+        hung_s=4.0,
+        engine=EngineSettings(draft_always=True, lookup_tokens=0),
     )
     async with (
         mortal_mesh(options, wired=["decode-0"]) as mesh,
@@ -123,12 +135,14 @@ async def test_kill_9_of_the_only_decode_worker_at_every_token(stage: Stage, at:
 async def test_the_deaths_were_in_the_middle(stage: Stage) -> None:
     """A client that hears of a token late lets the answer get on by a few before it strikes."""
     assert len(stage.places) >= stage.deaths / 2, stage.places
+    assert stage.drafted >= 2 * stage.deaths, "drafts were verified on both sides of them"
 
 
-OTHERS = [("prefill-0", 0), ("prefill-0", 1), ("kvstore", 0), ("kvstore", 4), ("draft", 3), ("router", 0)]
+OTHERS = ("prefill-0", "kvstore", "draft", "router")
+KILLED = [*((name, 0) for name in OTHERS), *((OTHERS[at % 4], at) for at in range(1, TOKENS))]
 
 
-@pytest.mark.parametrize(("name", "at"), OTHERS)
+@pytest.mark.parametrize(("name", "at"), KILLED)
 async def test_kill_9_of_the_others(stage: Stage, name: str, at: int) -> None:
     """Also in the middle of a prompt that nobody has computed yet."""
     backs: list[Any] = []
@@ -143,7 +157,7 @@ async def test_kill_9_of_the_others(stage: Stage, name: str, at: int) -> None:
     assert fresh.said == (await tell(stage.client, new)).said
 
 
-STOPPED = [("decode-0", 4), ("prefill-0", 0), ("kvstore", 2), ("draft", 2), ("router", 6)]
+STOPPED = [(("decode-0", *OTHERS)[at % 5], at) for at in range(TOKENS)]
 
 
 @pytest.mark.parametrize(("name", "at"), STOPPED)

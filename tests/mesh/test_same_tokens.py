@@ -17,7 +17,7 @@ from penstock.engine.request import SamplingParams
 from penstock.testing.heads import write_head
 from penstock.testing.mesh import MeshSetup
 
-from .support import BLOCK, adversarial_draft, ask, drafting, in_pages, prompt, settled
+from .support import BLOCK, adversarial_draft, ask, body_of, drafting, in_pages, prompt, settled
 
 DRAFTS = ("none", "lookup", "model", "same", "adversarial", "head", "served head")
 NO_SPECIALS = dict.fromkeys(range(256, 260), -100.0)
@@ -110,6 +110,27 @@ async def two_turns(mesh, oracle, http, name, sampling):
     short = await ask(http, mesh, third, sampling, session=name)
     same(short, await oracle(third, sampling))
     assert short.cached >= len(second) // BLOCK * BLOCK
+
+
+async def test_what_else_a_body_may_ask_for(mesh, oracle, http, request):
+    """Words that it bans, tokens and texts that end it, likely other tokens, and a second choice."""
+    before = mesh.decode[0].worker.engine.stats()
+    tokens = prompt("what else", 90)
+    free, body = await oracle(tokens, SEEDED), body_of(tokens, SEEDED)
+    text = (await http.post(f"{mesh.url}/v1/completions", json=body)).json()["choices"][0]["text"]
+    letters = [letter for letter in text if "!" <= letter <= "~"]
+    assert letters, "the text has some that can be typed"
+    banned = replace(SEEDED, bad_words=(letters[0],), stop_token_ids=frozenset(free.ids[-3:]), logprobs=3)
+    same(await ask(http, mesh, tokens, banned), await oracle(tokens, banned))
+
+    cut = (await http.post(f"{mesh.url}/v1/completions", json=body | {"stop": letters[-1]})).json()["choices"][0]
+    assert (cut["text"], cut["finish_reason"]) == (text[: text.index(letters[-1])], "stop")
+
+    two = (await http.post(f"{mesh.url}/v1/completions", json=body | {"n": 2})).json()["choices"]
+    other = await oracle(tokens, replace(SEEDED, seed=SEEDED.seed + 1))
+    assert [choice["token_ids"] for choice in two] == [free.ids, other.ids]
+    drafted = mesh.decode[0].worker.engine.stats().drafted - before.drafted
+    assert (drafted > 0) == (not request.node.callspec.id.startswith("none")), "also here"
 
 
 def same(answer, expected):

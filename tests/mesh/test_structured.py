@@ -3,6 +3,7 @@ asked for, and however little the model knows of it."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from pathlib import Path
@@ -45,14 +46,23 @@ SCHEMA = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY,
 @pytest.fixture(scope="module")
 async def mesh(meshes):
     draft = str(MODELS / "penstock-mini-draft")
-    async with meshes(MeshSetup(model=MODELS / "penstock-mini", draft=draft, model_name="mini")) as mesh:
+    setup = MeshSetup(model=MODELS / "penstock-mini", draft=draft, model_name="mini", engine={"draft_always": True})
+    async with meshes(setup) as mesh:
         yield mesh
 
 
 @pytest.fixture(scope="module")
 async def client(mesh):
     async with AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", timeout=60) as client:
+        async with asyncio.timeout(20):
+            while not verified(await create(client, max_tokens=16))["model"]:
+                pass  # requests do not wait for the draft's stream
         yield client
+
+
+def verified(answer: Any) -> dict[str, int]:
+    """Drafts that were, by proposer."""
+    return answer.usage.model_extra["penstock"]["drafts"]["verified"]
 
 
 def judge(text: str) -> None:
@@ -74,6 +84,7 @@ async def test_every_choice_matches_its_schema(client, temperature) -> None:
         assert choice.finish_reason == "stop"
         judge(choice.message.content)
     assert sum(len(choice.logprobs.content) for choice in answer.choices) == answer.usage.completion_tokens
+    assert min(verified(answer)[proposer] for proposer in ("grammar", "model")) > 0
 
 
 async def test_the_stream_is_the_whole(client) -> None:

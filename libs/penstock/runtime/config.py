@@ -225,9 +225,13 @@ def arguments(settings: DataclassInstance, always: Collection[str] = ()) -> Iter
     """The command line that gives another process these settings: those that differ from their defaults, and `always`,
     over which that process's own environment and file shall have no say."""
     for field in fields(settings):
-        value = getattr(settings, field.name)
-        if value != field.default or field.name in always:
-            yield from (f"--{field.name.replace('_', '-')}", str(value))
+        value, name = getattr(settings, field.name), field.name.replace("_", "-")
+        if value == field.default and field.name not in always:
+            continue
+        if isinstance(value, bool):
+            yield f"--{name}" if value else f"--no-{name}"
+        else:
+            yield from (f"--{name}", str(value))
 
 
 def service_app(name: str, serve: Callable[[Config], None], config_type: Callable[[], Config]) -> App:

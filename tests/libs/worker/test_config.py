@@ -100,13 +100,15 @@ def test_help_has_every_setting_with_its_meaning(config_type, capsys, monkeypatc
 
 
 def test_settings_travel_to_another_process():
-    told = EngineSettings(dtype="bfloat16", kv_pool_tokens=64, itl_target_ms=0)
+    told = EngineSettings(dtype="bfloat16", kv_pool_tokens=64, itl_target_ms=0, draft_always=True)
     line = list(arguments(told, always=("device",)))
     assert line[:4] == ["--dtype", "bfloat16", "--device", "cpu"]
     assert settled(DecodeConfig, "--model", "/m", *line).engine == EngineConfig(
-        Path("/m"), dtype="bfloat16", kv_pool_tokens=64, itl_target_ms=0
+        Path("/m"), dtype="bfloat16", kv_pool_tokens=64, itl_target_ms=0, draft_always=True
     )
     assert settled(MeshOptions, *line).engine == told
+    always = list(arguments(EngineSettings(), always=("draft_always",)))
+    assert settled(MeshOptions, *always).engine == EngineSettings()
 
 
 def test_the_settings_need_no_torch():

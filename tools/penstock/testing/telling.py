@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,8 @@ class Told:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     """As the usage says."""
+    drafted: Mapping[str, int] = field(default_factory=dict)
+    """Drafts that were verified for it, by proposer."""
     arrivals: list[float] = field(default_factory=list)
     """When its events came: `time.monotonic`. First when it was asked for."""
     decode: str = ""
@@ -64,6 +66,7 @@ async def tell(
         told.id = chunk.id
         if chunk.usage is not None:
             told.prompt_tokens, told.completion_tokens = chunk.usage.prompt_tokens, chunk.usage.completion_tokens
+            told.drafted = (chunk.usage.model_extra["penstock"].get("drafts") or {}).get("verified", {})
         for choice in chunk.choices:
             told.ids += getattr(choice, "token_ids", None) or []
             told.text += (choice.delta.content if "messages" in body else choice.text) or ""
