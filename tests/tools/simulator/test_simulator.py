@@ -80,13 +80,14 @@ def test_of_prompts_that_come_together_each_has_its_first_token_when_it_ends() -
     assert [one.ttft_s for one in short] == pytest.approx([0.016, 0.08, 0.08, 0.08, 0.08, 0.096])
 
 
-def test_a_session_waits_for_its_answers() -> None:
+@pytest.mark.parametrize("names", [True, False])
+def test_a_session_waits_for_its_answers(names: bool) -> None:
+    """Whether the router is told of it or not."""
     asks = [ask(at, 500, 11, chain=1 + at, session="s") for at in range(3)] + [ask(0.1, 500, chain=9)]
     at_once = run(replace(ONE, model=replace(MODEL, prefill_rate=100.0)), *sorted(asks, key=lambda one: one.at))
     assert [one.at for one in at_once.requests] == [0, 0.1, 1, 2]
-    in_turn = run(
-        replace(ONE, in_turn=True, model=replace(MODEL, prefill_rate=100.0)), *sorted(asks, key=lambda one: one.at)
-    )
+    mesh = replace(ONE, in_turn=True, names=names, model=replace(MODEL, prefill_rate=100.0))
+    in_turn = run(mesh, *sorted(asks, key=lambda one: one.at))
     first, other, second, third = in_turn.requests
     assert (first.at, other.at) == (0, 0.1)
     for before, after in ((first, second), (second, third)):
@@ -175,8 +176,11 @@ def test_the_wait_for_room_counts_wherever_it_is(policy: PolicyName) -> None:
     """Two answers of 2 s each, one after the other: ours waits before its prompt, the other policy behind it."""
     mesh = replace(ONE, both=0, prefill=1, decode=1, handoff_s=0, policy=policy)
     mesh = replace(mesh, model=replace(MODEL, kv_tokens=1000))
-    first, second = run(mesh, ask(0, 500, 201), ask(0.5, 500, 201, chain=2)).requests
+    result = run(mesh, ask(0, 500, 201), ask(0.5, 500, 201, chain=2))
+    first, second = result.requests
     assert first.waited_s == 0
+    told = summary(result)
+    assert (told["waited_s_p99"], told["started_s_p99"]) == (second.waited_s, second.started_s)
     answer_s = 200 * 0.011
     waits = {"seconds": [answer_s, 0.0], "least-tokens": [0.0, answer_s - 0.5]}
     assert [second.queue_s, second.room_s] == pytest.approx(waits[policy], abs=0.02)

@@ -149,12 +149,12 @@ def masked(options: Options = None) -> None:
 def router(
     options: Options = None,
     *,
-    part: list[Literal["decisions", "policies", "simulator", "roles"]] | None = None,
+    part: list[Literal["decisions", "policies", "hints", "simulator", "roles"]] | None = None,
     trace: list[Path] | None = None,
 ) -> None:
     """What a decision of the router costs: long and short prompts, new and known sessions, 10 to 1,000 workers. And how
-    good it is: all policies on recorded workloads, before modelled workers. How far such a model is off, and what it is
-    worth to prefill and decode apart, beside a real mesh.
+    good it is: all policies on recorded workloads, before modelled workers, and ours without names of sessions and
+    without stores. How far such a model is off, and what it is worth to prefill and decode apart, beside a real mesh.
 
     Parameters
     ----------

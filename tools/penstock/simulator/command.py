@@ -201,7 +201,8 @@ def _row(one: Tried) -> dict[str, float]:
 
 
 def summary(result: SimulationResult, slo: Slo | None = None) -> dict[str, float]:
-    """The figures of a run."""
+    """The figures of a run: waits wherever they are, TTFT as clients see it, and how long it takes until tokens follow
+    each other, in which the wait for room behind the first token counts too."""
     found: dict[str, float] = {
         "requests": len(result.requests),
         "refused": sum(one.refused for one in result.requests),
@@ -212,8 +213,9 @@ def summary(result: SimulationResult, slo: Slo | None = None) -> dict[str, float
         "decision_us": 1e6 * statistics.median(result.decision_s),
     }
     for name, part in _PARTS.items():
-        found[f"queue_s_{name}"] = result.percentile(lambda one: one.queue_s, part)
+        found[f"waited_s_{name}"] = result.percentile(lambda one: one.waited_s, part)
         found[f"ttft_s_{name}"] = result.percentile(lambda one: one.ttft_s, part)
+        found[f"started_s_{name}"] = result.percentile(lambda one: one.started_s, part)
         found[f"itl_s_{name}"] = result.percentile(lambda one: one.itl_s, part)
     return found
 

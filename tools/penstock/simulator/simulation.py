@@ -46,6 +46,8 @@ class SimulatedMesh:
     """A request that would wait longer is refused."""
     policy: PolicyName = "seconds"
     seed: int = 1
+    names: bool = True
+    """The router is told of which session a request is, where that is known."""
     in_turn: bool = False
     """A session sends nothing before it has the answer to what it sent before, whatever was recorded."""
     compares: bool = True
@@ -422,6 +424,6 @@ class Simulation:
             model="m",
             prompt_tokens=ask.tokens,
             max_tokens=1 << 16,
-            session=ask.session,
+            session=ask.session if self._mesh.names else "",
             block_keys=self._keys(ask),
         )

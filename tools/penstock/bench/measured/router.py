@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from penstock.bench.measured.results import Line, Results, figures
+from penstock.bench.measured.results import Line, Results, figures, table
 
 _LINES = (
     Line("warm_decision_us_100k", "a known session's turn of 100,000 tokens, 100 workers, us", 0),
@@ -40,6 +40,7 @@ _REAL = (
         for form in ("aggregated", "disaggregated")
     ),
 )
+_HINTS = {"both": "both", "no_name": "no name", "no_stores": "no stores", "neither": "neither"}
 _SHOWN = ("hit", "busiest_over_mean", "queue_p99_s", "ttft_p50_s", "ttft_p99_s")
 
 
@@ -54,7 +55,7 @@ prompt in their pages and four live plans each, and report their load and rates 
 720 tokens. A new session brings the keys of its whole prompt.
 
 {figures(_LINES, now, earlier)}
-{_policies(now)}{_real(now)}
+{_policies(now)}{_hinted(now)}{_real(now)}
 Measured on {now.machine}.{other}
 """
 
@@ -81,30 +82,33 @@ same on any machine:
 | workload, prefill workers | policy | hit | busiest : mean | queue p99, s | TTFT p50, s | p99, s |
 | --- | --- | --- | --- | --- | --- | --- |
 {chr(10).join(cases)}
-{_hinted(now)}"""
+"""
 
 
 def _hinted(now: Results) -> str:
     rows = [*_hints(now)]
     if not rows:
         return ""
+    heads = ["workload", "turn", *(f"{name}: hit, TTFT" for name in _HINTS.values())]
     return f"""
-What a session's name (the affinity header) and the stores are worth there, 8 prefill workers:
+What a session's name (the affinity header) and the stores are worth to our policy on the same workloads, where they
+tell sessions, before 8 modelled prefill workers: the part of the prompts' tokens that was not computed, and the median
+TTFT in seconds, with the wait for room behind it:
 
-| workload | with | hit | TTFT p50, s |
-| --- | --- | --- | --- |
-{chr(10).join(rows)}
+{table(heads, rows)}
 """
 
 
-def _hints(now: Results) -> Iterator[str]:
-    names = {"both": "both", "no_session": "no name", "no_store": "no stores"}
+def _hints(now: Results) -> Iterator[list[str]]:
     for id in now.ids():
         kind, *rest = id.split("|")
-        if kind == "hint" and rest[-1] == "hit":
-            trace, variant, _ = rest
-            ttft = now.number(f"hint|{trace}|{variant}|ttft_p50_s", 3)
-            yield f"| {trace} | {names[variant]} | {now.number(id, 3)} | {ttft} |"
+        if kind == "hint" and rest[1] == "both" and rest[-1] == "hit":
+            trace, _, turn, _ = rest
+            cells = []
+            for variant in _HINTS:
+                one = f"hint|{trace}|{variant}|{turn}"
+                cells.append(f"{now.number(f'{one}|hit', 3)}, {now.number(f'{one}|ttft_p50_s', 3)}")
+            yield [trace, turn.replace("_", " "), *cells]
 
 
 def _real(now: Results) -> str:

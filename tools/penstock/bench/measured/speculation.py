@@ -11,13 +11,17 @@ _KNOWN = {"_prompt": "its own text", "_session": "and its session's", "": "and i
 _MESH = (
     Line("speedup_tool_calls_bound", "tool calls, all proposers, bound pair"),
     Line("speedup_tool_calls_embedded", "tool calls, all proposers, embedded pair"),
+    Line("speedup_json_bound", "JSON of a schema, all proposers, bound pair"),
+    Line("speedup_json_embedded", "JSON of a schema, all proposers, embedded pair"),
     Line("speedup_forced", "tool calls, what the grammar forces alone, bound pair"),
     Line("speedup_quote", "answers that quote, lookup, bound pair"),
     Line("speedup_text", "free text, all proposers, bound pair"),
     Line("worst_ratio", "the worst of all workloads and batches, all proposers"),
+    Line("worst_ratio_again", "the same of a second mesh without drafts: what the run can't tell"),
 )
 _TREES = {"one": "16 drafts in one branch", "same_rows": "12 and 4 in two", "more_rows": "16 and 16 in two"}
-_FORMS = ("grammar", "lookup", "all")
+_FORMS = ("again", "grammar", "lookup", "all")
+_PLACES = ("worker", "service")
 _LINK = (
     Line("worst_ratio_delay", "the worst of all delays"),
     Line("break_even_ms", "the longest delay at which drafts still pay, ms", 0),
@@ -27,7 +31,7 @@ _LINK = (
 def section(now: Results, earlier: Results | None = None) -> str:
     """In Markdown."""
     other = "" if earlier is None else f" The earlier run: {earlier.machine}."
-    parts = (_replay(now, earlier), _trees(now), _mesh(now), _branches(now), _link(now), _peers(now))
+    parts = (_replay(now, earlier), _trees(now), _mesh(now), _heads(now), _branches(now), _link(now), _peers(now))
     return f"## What drafts are worth\n{''.join(parts)}\nMeasured on {now.machine}.{other}\n"
 
 
@@ -73,9 +77,9 @@ def _mesh(now: Results) -> str:
     heads = ["workload, streams if several, pair", "without, tokens/s", *_FORMS, "accepted for each token"]
     return f"""
 Tokens/s between the first and the last token of answers, with drafts : without, through meshes that are the same
-otherwise and take turns. *Grammar* has what a grammar forces alone, *lookup* that and what is looked up, *all* also a
-draft service on the same cores. The embedded pair is what `penstock up` serves; the bound pair says the same tokens,
-with as many weights to read as models of 135 and 15 million parameters.
+otherwise and take turns. *Again* has no drafts either. *Grammar* has what a grammar forces alone, *lookup* that and
+what is looked up, *all* also a draft service on the same cores. The embedded pair is what `penstock up` serves; the
+bound pair says the same tokens, with as many weights to read as models of 135 and 15 million parameters.
 
 {figures(_MESH, now)}
 
@@ -89,6 +93,28 @@ def _cells(now: Results) -> Iterator[list[str]]:
         if cell != id:
             ratios = [now.number(f"ratio_{form}_{cell}") for form in _FORMS]
             yield [cell.replace("_", " "), now.rate(id), *ratios, now.number(f"accepted_all_{cell}")]
+
+
+def _heads(now: Results) -> str:
+    if not now.has("head_state_bytes_per_token"):
+        return ""
+    cells = [id.removeprefix("head_rate_plain_") for id in now.ids() if id.startswith("head_rate_plain_")]
+    rows = [
+        [
+            cell.replace("_", " "),
+            now.rate(f"head_rate_plain_{cell}"),
+            *(now.number(f"head_{place}_{what}_{cell}") for place in _PLACES for what in ("vs_plain", "accepted")),
+        ]
+        for cell in cells
+    ]
+    heads = ["workload, streams if several", "without, tokens/s"]
+    heads += [f"{place}, {what}" for place in _PLACES for what in ("ratio", "accepted for each token")]
+    return f"""
+A draft head for the embedded model, in the decode workers and in the draft service, where the states of each token that
+it looks at are {now.number("head_state_bytes_per_token", 0)} bytes on their way; tokens/s with it : without drafts:
+
+{table(heads, rows)}
+"""
 
 
 def _branches(now: Results) -> str:

@@ -16,7 +16,8 @@ from penstock.bench.router.roles import roles_figures
 from penstock.bench.router.validation import validation_figures
 from penstock.router.plans import PlanAsk
 
-RouterPart = Literal["decisions", "policies", "simulator", "roles"]
+RouterPart = Literal["decisions", "policies", "hints", "simulator", "roles"]
+_SIMULATED: Sequence[RouterPart] = ("policies", "hints")
 
 _WORKERS = (10, 100, 1000)
 _TOKENS = {"1k": 1_000, "10k": 10_000, "100k": 100_000}
@@ -30,15 +31,16 @@ async def measure(quick: bool, parts: Sequence[RouterPart] = (), traces: Sequenc
     found: list[Figure] = []
     if not parts or "decisions" in parts:
         found += await _decisions(quick)
+    paths = traces or sorted(TRACES.glob("*.jsonl.gz"))[: 1 if quick else None]
     if not parts or "policies" in parts:
-        paths = traces or sorted(TRACES.glob("*.jsonl.gz"))[: 1 if quick else None]
         found += policy_figures(policy_runs(paths, (4,) if quick else _SIZES, quick))
+    if not parts or "hints" in parts:
         found += hint_runs(paths, quick)
     if "simulator" in parts or not (parts or quick):
         found += await validation_figures(TRACES / "swe_agents.jsonl.gz", quick)
     if "roles" in parts or not (parts or quick):
         found += await roles_figures(quick)
-    return BenchReport("router", found, simulated=list(parts) == ["policies"])
+    return BenchReport("router", found, simulated=bool(parts) and set(parts) <= set(_SIMULATED))
 
 
 async def _decisions(quick: bool) -> list[Figure]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from math import ceil
+from math import ceil, inf
 from multiprocessing import get_context
 from pathlib import Path
 from typing import get_args
@@ -51,6 +53,20 @@ MODEL = WorkerModel(
 """A worker with a GPU and a model of eight billion parameters."""
 _TOKEN_BYTES = 131_072
 _HINT_WORKERS = 8
+HINTS: Mapping[str, tuple[bool, bool]] = {
+    "both": (True, True),
+    "no_name": (False, True),
+    "no_stores": (True, False),
+    "neither": (False, False),
+}
+"""Whether sessions are named, and whether there are stores."""
+TURNS: Mapping[str, tuple[int, float]] = {
+    "all": (1, inf),
+    "1": (1, 1),
+    "2": (2, 2),
+    "3_to_10": (3, 10),
+    "later": (11, inf),
+}
 _LEAST_S = 0.01
 """Baselines that wait less count as waiting so long."""
 _BLOCK = 256
@@ -144,24 +160,38 @@ def _decoders(trace: Trace) -> int:
 
 
 def hint_runs(paths: Iterable[Path], quick: bool) -> list[Figure]:
-    """What the session's name and the stores are worth to our policy, on workloads that tell sessions."""
+    """What the session's name and the stores are worth to our policy, on workloads that tell sessions, by turn; in as
+    many processes as there are cores for this one."""
+    told = [path for path in paths if load(path).has_sessions]
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=get_context("spawn")) as pool:
+        runs = [pool.submit(hint_run, path, variant, quick=quick) for path in told for variant in HINTS]
+        return [figure for run in runs for figure in run.result()]
+
+
+def hint_run(path: Path, variant: str, *, quick: bool) -> list[Figure]:
+    """One simulation: hits, and TTFT with the wait for room behind it, of all turns and of some."""
+    trace, since = shaped(path, False, _HINT_WORKERS, quick=quick)
+    names, stores = HINTS[variant]
+    mesh = replace(_mesh(trace, _HINT_WORKERS, OURS), names=names)
+    if not stores:
+        mesh = replace(mesh, store_blocks=0)
+    result = Simulation(mesh, trace, since).run()
+    seen: Counter[str] = Counter()
+    turns = []
+    for ask in trace.asks:
+        seen[ask.session] += 1
+        if ask.at >= since:
+            turns.append(seen[ask.session])
+    served = list(zip(turns, result.requests, strict=True))
     found = []
-    for path in paths:
-        trace, since = shaped(path, False, _HINT_WORKERS, quick=quick)
-        if not trace.has_sessions:
-            continue
-        nameless = replace(trace, asks=tuple(replace(ask, session="") for ask in trace.asks))
-        mesh = _mesh(trace, _HINT_WORKERS, OURS)
-        variants = {
-            "both": (mesh, trace),
-            "no_session": (mesh, nameless),
-            "no_store": (replace(mesh, store_blocks=0), trace),
-        }
-        for name, (before, requests) in variants.items():
-            result = Simulation(before, requests, since).run()
-            found.append(figure(f"hint|{trace.name}|{name}|hit", [result.hit], "ratio", "all prompt tokens"))
-            ttft = result.percentile(lambda one: one.started_s, 0.5)
-            found.append(figure(f"hint|{trace.name}|{name}|ttft_p50_s", [ttft], "s", "modelled workers"))
+    for name, (first, last) in TURNS.items():
+        some = [one for turn, one in served if first <= turn <= last and not one.refused]
+        if some:
+            hit = sum(one.cached for one in some) / sum(one.tokens for one in some)
+            id = f"hint|{trace.name}|{variant}|{name}"
+            found.append(figure(f"{id}|hit", [hit], "ratio", "all prompt tokens"))
+            ttft_s = statistics.median(one.started_s for one in some)
+            found.append(figure(f"{id}|ttft_p50_s", [ttft_s], "s", "modelled workers"))
     return found
 
 

@@ -24,6 +24,8 @@ from penstock.testing.drafters import PlainForesight, served_drafts
 LINKED = "linked"
 _DELAYS_MS = (0, 2, 5, 10, 20, 35, 50)
 """Added to the way there and back."""
+_FARTHER_MS = (80, 120)
+"""Where only the best drafter may pay, if any."""
 _RIGHT = (0.95, 0.8, 0.0)
 """Of the drafter's tokens, if those before are right."""
 _TOKENS = 256
@@ -125,7 +127,7 @@ async def delay_figures(quick: bool) -> list[Figure]:
     async with _bench(2 if quick else 4) as bench:
         await bench.learn()
         for right in chances:
-            for delay_ms in delays:
+            for delay_ms in (*delays, *(_FARTHER_MS if right == _RIGHT[0] and not quick else ())):
                 bench.texts.right, bench.link.delay_s = right, delay_ms / 1000
                 await bench.sample(LINKED)  # what was learned of the last delay is unlearned
                 ratios, accepted = await _compared(bench, rounds)
