@@ -59,6 +59,14 @@ def test_figures_of_each_part_are_shown_and_of_others_nothing() -> None:
     text = section(BenchReport("speculation", found).json())
     assert "| text 4 bound | 61.0 | 1.25 | 1.25 | 1.25 | 1.25 | 0.31 |" in text
     assert "0.97, missed" in text and "right" not in text and "best peer" not in text and "draft head" not in text
+    rows = [
+        figure("rows_rate_bound", [60.0], "tokens/s", "scale"),
+        *(figure(f"rows_gain_{count}_bound", [1 + count / 4], "ratio", "no drafts") for count in (2, 8)),
+        *(figure(f"rows_step_{count}_bound", [1.5], "ratio", "no drafts") for count in (2, 8)),
+    ]
+    text = section(BenchReport("speculation", rows).json())
+    assert "| target, drafts of a step | 2 | 8 |" in text
+    assert "| bound, seconds of a step | 1.50 | 1.50 |" in text and "| bound, tokens/s | 1.50 | 3.00 |" in text
     heads = [
         figure("head_state_bytes_per_token", [1536], "bytes", "scale"),
         figure("head_rate_plain_text_8", [90.0], "tokens/s", "scale"),

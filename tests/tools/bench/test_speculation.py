@@ -13,6 +13,7 @@ from penstock.bench.speculation.branches import DraftChoices, Outcomes, SaidText
 from penstock.bench.speculation.heads import head_figures
 from penstock.bench.speculation.measure import measure
 from penstock.bench.speculation.replay import EXCERPT, RecordedTurn, recorded_turns, replay
+from penstock.bench.speculation.rows import row_figures
 from penstock.bench.speculation.trees import tokens_per_step
 from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
@@ -107,6 +108,12 @@ async def test_trees_over_recorded_sessions(monkeypatch: pytest.MonkeyPatch) -> 
     one, same, more = (figure.value or 0.0 for figure in report.figures)
     assert 1.0 < one < more and same < more
     assert f"| agents | {one:.2f} | {same:.2f} | {more:.2f} |" in section(report.json())
+
+
+async def test_right_drafts_that_come_for_nothing_bring_what_their_rows_leave() -> None:
+    found = {one.id: one.value or 0.0 for one in await row_figures(quick=True)}
+    assert found.keys() == {"rows_rate_embedded", "rows_gain_4_embedded", "rows_step_4_embedded"}
+    assert found["rows_step_4_embedded"] == pytest.approx(5 / found["rows_gain_4_embedded"]), "five tokens a step"
 
 
 def test_turns_are_those_with_an_answer_in_the_order_of_their_times(tmp_path: Path) -> None:

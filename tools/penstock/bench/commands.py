@@ -180,15 +180,15 @@ def cores(options: Options = None) -> None:
 def speculation(
     options: Options = None,
     *,
-    part: list[Literal["replay", "trees", "mesh", "branches", "delay", "heads", "peers"]] | None = None,
+    part: list[Literal["replay", "trees", "rows", "mesh", "branches", "delay", "heads", "peers"]] | None = None,
     trace: list[Path] | None = None,
     head: Path | None = None,
 ) -> None:
     """What drafts are worth: tokens of a verify step with guesses by lookup, on recorded sessions of agents, and with a
-    second branch; tokens per second with drafts and without, through the mesh, of the embedded pair and of one that
-    reads many weights; what drafts for the likeliest other outcome could bring at most; tokens per second with a
-    drafter that is right as often as it is told to be, behind a slow link, and with a draft head in the worker and in
-    the draft service; tool calls beside other servers that speculate.
+    second branch; what steps take that verify drafts; tokens per second with drafts and without, through the mesh, of
+    the embedded pair and of one that reads many weights; what drafts for the likeliest other outcome could bring at
+    most; tokens per second with a drafter that is right as often as it is told to be, behind a slow link, and with a
+    draft head in the worker and in the draft service; tool calls beside other servers that speculate.
 
     Parameters
     ----------

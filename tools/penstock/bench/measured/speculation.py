@@ -31,8 +31,9 @@ _LINK = (
 def section(now: Results, earlier: Results | None = None) -> str:
     """In Markdown."""
     other = "" if earlier is None else f" The earlier run: {earlier.machine}."
-    parts = (_replay(now, earlier), _trees(now), _mesh(now), _heads(now), _branches(now), _link(now), _peers(now))
-    return f"## What drafts are worth\n{''.join(parts)}\nMeasured on {now.machine}.{other}\n"
+    parts = (_trees, _rows, _mesh, _heads, _branches, _link, _peers)
+    text = "".join([_replay(now, earlier), *(part(now) for part in parts)])
+    return f"## What drafts are worth\n{text}\nMeasured on {now.machine}.{other}\n"
 
 
 def _replay(now: Results, earlier: Results | None) -> str:
@@ -68,6 +69,24 @@ The same of the first turns of a trace, with a second branch that begins with th
 verify step:
 
 {table(["trace", *_TREES.values()], rows)}
+"""
+
+
+def _rows(now: Results) -> str:
+    pairs = [id.removeprefix("rows_rate_") for id in now.ids() if id.startswith("rows_rate_")]
+    if not pairs:
+        return ""
+    counts = [id.split("_")[2] for id in now.ids() if id.startswith("rows_gain_") and id.endswith(pairs[0])]
+    rows = [
+        [f"{pair}, {words}", *(now.number(f"rows_{what}_{count}_{pair}") for count in counts)]
+        for pair in pairs
+        for what, words in (("step", "seconds of a step"), ("gain", "tokens/s"))
+    ]
+    return f"""
+What it costs to verify drafts, and so what they can bring at most: steps of the bare engine whose drafts come for
+nothing and are all right, : steps without any. No proposer brings more, and those that are wrong now and then less:
+
+{table(["target, drafts of a step", *counts], rows)}
 """
 
 

@@ -13,9 +13,10 @@ from penstock.bench.speculation.heads import head_figures
 from penstock.bench.speculation.meshes import checkpoints, mesh_figures
 from penstock.bench.speculation.peers import peer_figures
 from penstock.bench.speculation.replay import EXCERPT, replay_figures
+from penstock.bench.speculation.rows import row_figures
 from penstock.bench.speculation.trees import tree_figures
 
-SpeculationPart = Literal["replay", "trees", "mesh", "branches", "delay", "heads", "peers"]
+SpeculationPart = Literal["replay", "trees", "rows", "mesh", "branches", "delay", "heads", "peers"]
 
 
 async def measure(
@@ -28,6 +29,8 @@ async def measure(
         found += replay_figures(traces or (EXCERPT,), quick)
     if not parts or "trees" in parts:
         found += tree_figures(traces or (EXCERPT,), quick)
+    if not parts or "rows" in parts:
+        found += await row_figures(quick)
     if not parts or "mesh" in parts:
         found += await mesh_figures(quick)
     if not parts or "branches" in parts:
