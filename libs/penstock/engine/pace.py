@@ -13,7 +13,14 @@ from contextlib import contextmanager
 
 from penstock.engine.config import EngineSettings
 from penstock.engine.forward.model import ComputesInLayers
-from penstock.engine.scheduling.chunking import chunk_tokens, enough_tokens, patience, room_s, whole_tokens
+from penstock.engine.scheduling.chunking import (
+    attainable_s,
+    chunk_tokens,
+    enough_tokens,
+    patience,
+    room_s,
+    whole_tokens,
+)
 from penstock.engine.scheduling.plan import PromptRoom
 from penstock.engine.stats import Counters
 from penstock.engine.step.run import Run
@@ -64,9 +71,11 @@ class StepPace:
             beside = self._baton.beside()
         rate, step_s = counters.prefill_tokens_per_s, counters.decode_step_s + beside.step_s
         whole, enough = whole_tokens(target_s, step_s, rate, most), enough_tokens(target_s, rate)
+        patient_s = target_s
         if target_s is not None:
-            target_s *= patience(prompts, streams + beside.streams)
-        chunk = 0 if counters.stale else chunk_tokens(target_s, step_s, rate, most)
+            gives = patience(prompts, streams + beside.streams)
+            target_s, patient_s = gives * target_s, gives * attainable_s(target_s, step_s, rate)
+        chunk = 0 if counters.stale else chunk_tokens(patient_s, step_s, rate, most)
         self._slice_s = 0.0 if target_s is None else room_s(target_s, beside.step_s)
         self._queue = prompts > 1
         alone = None

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import ceil, inf
 
-from penstock.engine.scheduling.chunking import chunk_tokens, enough_tokens, patience, whole_tokens
+from penstock.engine.scheduling.chunking import attainable_s, chunk_tokens, enough_tokens, patience, whole_tokens
 from penstock.router.workers import StepCost
 
 
@@ -212,7 +212,7 @@ class ModelledWorker:
         enough = enough_tokens(target_s, rate) or inf
         if self.streams:
             whole = whole_tokens(target_s, alone_s, rate, most)
-            target_s *= patience(len(self.prompts), len(self.streams))
+            target_s = attainable_s(target_s, alone_s, rate) * patience(len(self.prompts), len(self.streams))
             most = chunk_tokens(target_s, alone_s, rate, most)
         left, portions, taken = float(most), list[tuple[Prompt, float]](), 0.0
         self._no_room = inf

@@ -26,6 +26,14 @@ def patience(prompts: int, streams: int) -> float:
     return min(_MOST_PATIENCE, 1.0 + _PER_PROMPT * max(0, prompts - 1) / max(1, streams))
 
 
+def attainable_s(target_s: float, step_s: float, tokens_per_s: float) -> float:
+    """The target, or what a step with decode rows and a prompt takes at least, where that is longer: that is what gives
+    way to a queue and to short prompts. Else a slow machine would cut prompts up, which costs it a part of each step,
+    for a target that its streams miss anyway. Arguments as of `chunk_tokens`."""
+    least_s = LEAST_TOKENS / tokens_per_s if tokens_per_s > 0 else 0.0
+    return max(target_s, step_s + max(_LEAST_SHARE * step_s, least_s))
+
+
 def room_s(target_s: float, step_s: float) -> float:
     """Seconds that prompts get beside a step of decode rows: what the target leaves, but half of that step's time in
     any case; otherwise they would never end."""
@@ -42,7 +50,7 @@ def chunk_tokens(target_s: float | None, step_s: float, tokens_per_s: float, mos
         return most
     if tokens_per_s <= 0:
         return min(_UNKNOWN, most)
-    return max(min(LEAST_TOKENS, most), min(most, int(room_s(target_s, step_s) * tokens_per_s)))
+    return max(min(LEAST_TOKENS, most), int(min(most, room_s(target_s, step_s) * tokens_per_s)))
 
 
 def whole_tokens(target_s: float | None, step_s: float, tokens_per_s: float, most: int) -> int:
@@ -50,7 +58,8 @@ def whole_tokens(target_s: float | None, step_s: float, tokens_per_s: float, mos
     the longest queue; 0 without a target, or when nothing is known. Arguments as of `chunk_tokens`."""
     if target_s is None or tokens_per_s <= 0:
         return 0
-    return chunk_tokens(_MOST_PATIENCE * target_s, step_s, tokens_per_s, most)
+    attainable = attainable_s(target_s, step_s, tokens_per_s)
+    return chunk_tokens(_MOST_PATIENCE * attainable, step_s, tokens_per_s, most)
 
 
 def enough_tokens(target_s: float | None, tokens_per_s: float) -> int | None:
