@@ -113,7 +113,8 @@ async def test_trees_over_recorded_sessions(monkeypatch: pytest.MonkeyPatch) -> 
 async def test_right_drafts_that_come_for_nothing_bring_what_their_rows_leave() -> None:
     found = {one.id: one.value or 0.0 for one in await row_figures(quick=True)}
     assert found.keys() == {"rows_rate_embedded", "rows_gain_4_embedded", "rows_step_4_embedded"}
-    assert found["rows_step_4_embedded"] == pytest.approx(5 / found["rows_gain_4_embedded"]), "five tokens a step"
+    tokens = found["rows_step_4_embedded"] * found["rows_gain_4_embedded"]
+    assert tokens == pytest.approx(5, rel=0.05), "of a step, the last one perhaps fewer"
 
 
 def test_turns_are_those_with_an_answer_in_the_order_of_their_times(tmp_path: Path) -> None:
