@@ -85,8 +85,51 @@ async def leased(mesh, tokens):
     call.cancel()
 
 
+async def stores_are(mesh, *, away):
+    """Returns when the router has heard whether the workers have their stores."""
+    seats = [seat for seat in mesh.router.planner.registry if seat.member.role is not None]
+    what = f"all stores are {'away' if away else 'there'}"
+    await until(lambda: all(seat.report.store_away is away for seat in seats), what, seconds=30)
+
+
+async def computed(mesh, oracle, http, name):
+    """Rows that prefill and decode worker compute for a new prompt of 300 tokens and its short answer."""
+    tokens, engines = prompt(name, 300), [worker.engine for worker in mesh.workers]
+    before = [engine.stats().computed_tokens for engine in engines]
+    assert (await ask(http, mesh, tokens, GREEDY)).ids == (await oracle(tokens, GREEDY)).ids
+    return [engine.stats().computed_tokens - rows for engine, rows in zip(engines, before, strict=True)]
+
+
+async def test_without_a_store_a_prompt_is_computed_once(tiny, meshes, oracle, http):
+    """Also where a router would have prefill workers compute all prompts: a hand-off would move nothing."""
+    async with meshes(MeshSetup(model=tiny, kvstore=False, router={"local_prefill_tokens": 0})) as mesh:
+        await stores_are(mesh, away=True)
+        for number in range(2):
+            prefill, decode = await computed(mesh, oracle, http, f"once/{number}")
+            assert prefill == 0 and decode >= 300
+
+
+async def test_while_a_store_is_dead_a_prompt_is_computed_once(tiny, meshes, oracle, http):
+    """There are hand-offs before that, and again when the store is back."""
+    arguments = ("--host-bytes", "64MiB", "--host-id", "test")
+    async with process("kvstore", *arguments) as (address, pid):
+        async with meshes(MeshSetup(model=tiny, kvstore=address, worker={"store_timeout_s": 30.0})) as mesh:
+            await stores_are(mesh, away=False)
+            prefill, decode = await computed(mesh, oracle, http, "before")
+            assert prefill == 300 > decode
+            os.kill(pid, signal.SIGKILL)
+            await stores_are(mesh, away=True)
+            prefill, decode = await computed(mesh, oracle, http, "dead")
+            assert prefill == 0 and decode >= 300
+            async with process("kvstore", *arguments, "--address", address):
+                await stores_are(mesh, away=False)
+                prefill, decode = await computed(mesh, oracle, http, "back")
+                assert prefill == 300 > decode
+
+
 async def test_without_a_store_everything_is_computed(tiny, meshes, oracle, http):
     async with meshes(MeshSetup(model=tiny, kvstore=False)) as mesh:
+        await stores_are(mesh, away=True)
         tokens = prompt("no store", 100)
         for _ in range(2):
             await forget_pages(mesh)

@@ -118,6 +118,7 @@ class Load(_message.Message):
     HANDOFF_FIELD_NUMBER: _builtins.int
     FAR_HANDOFF_FIELD_NUMBER: _builtins.int
     PROMPT_FIELD_NUMBER: _builtins.int
+    STORE_AWAY_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     waiting: _builtins.int
     queued_prefill_tokens: _builtins.int
@@ -135,6 +136,8 @@ class Load(_message.Message):
     """of each fetch from the store of its host, measured; 0 when not yet known"""
     remote_overhead_s: _builtins.float
     """likewise, of one by way of another host's"""
+    store_away: _builtins.bool
+    """it is connected to no store: no hand-off from or to it moves any blocks"""
     @_builtins.property
     def step(self) -> Global___StepCost:
         """fitted to its steps; absent when not yet known"""
@@ -171,10 +174,11 @@ class Load(_message.Message):
         handoff: Global___TransferCost | None = ...,
         far_handoff: Global___TransferCost | None = ...,
         prompt: Global___PromptTokenCost | None = ...,
+        store_away: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["far_handoff", b"far_handoff", "handoff", b"handoff", "progress", b"progress", "prompt", b"prompt", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_step_s", b"decode_step_s", "far_handoff", b"far_handoff", "fetch_bytes_per_s", b"fetch_bytes_per_s", "fetch_overhead_s", b"fetch_overhead_s", "free_kv_tokens", b"free_kv_tokens", "handoff", b"handoff", "prefill_tokens_per_s", b"prefill_tokens_per_s", "progress", b"progress", "prompt", b"prompt", "queued_prefill_tokens", b"queued_prefill_tokens", "remote_bytes_per_s", b"remote_bytes_per_s", "remote_overhead_s", b"remote_overhead_s", "running", b"running", "step", b"step", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_step_s", b"decode_step_s", "far_handoff", b"far_handoff", "fetch_bytes_per_s", b"fetch_bytes_per_s", "fetch_overhead_s", b"fetch_overhead_s", "free_kv_tokens", b"free_kv_tokens", "handoff", b"handoff", "prefill_tokens_per_s", b"prefill_tokens_per_s", "progress", b"progress", "prompt", b"prompt", "queued_prefill_tokens", b"queued_prefill_tokens", "remote_bytes_per_s", b"remote_bytes_per_s", "remote_overhead_s", b"remote_overhead_s", "running", b"running", "step", b"step", "store_away", b"store_away", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

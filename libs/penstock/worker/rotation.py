@@ -221,6 +221,7 @@ def load(worker: Worker) -> router_pb2.Load:
         handoff=_cost(worker.handoffs.near),
         far_handoff=_cost(worker.handoffs.far),
         prompt=router_pb2.PromptTokenCost(token_s=own_s, context_s=context_s) if own_s else None,
+        store_away=not worker.store.connected,
     )
 
 

@@ -153,7 +153,7 @@ class Baseline:
         decode = self._pick(demand, roomy, random)
         here = prompt_cost(demand, decode)
         option = stays(demand, decode, here)
-        if able and decode.role is not Role.BOTH and here.uncached_tokens > _SHORT_TOKENS:
+        if able and not decode.state.alone and here.uncached_tokens > _SHORT_TOKENS:
             prefill = self._pick(demand, able, random)
             place = PromptPlace(prefill, prompt_cost(demand, prefill))
             option = moved(demand, decode, place, option.answer_s)

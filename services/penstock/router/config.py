@@ -45,7 +45,7 @@ class RouterConfig:
     """Most blocks whose place is known; each takes about 200 bytes of memory, and the oldest are forgotten first."""
     local_prefill_tokens: int = 1_000_000
     """Most uncached prompt tokens that a decode worker computes itself, where that costs less than a hand-off; 0: none,
-    as long as there is a prefill worker."""
+    as long as there is a prefill worker, and both have a store."""
     handoff_s: float = 0.01
     """Seconds that a hand-off from prefill to decode takes, without the time to move its bytes, as long as no worker
     has measured it."""

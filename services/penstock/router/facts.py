@@ -91,6 +91,7 @@ class Observer:
             far_handoff=HandoffCost(
                 rates.far_handoff_overhead_s, token_bytes / (rates.far_handoff_rate or rates.remote_rate)
             ),
+            store_away=seat.report.store_away,
         )
 
     def charged(self, seat: Seat, state: WorkerState, now: float) -> WorkerState:

@@ -30,12 +30,11 @@ _LISTEN_S = 0.25
 
 Floats = npt.NDArray[np.float64]
 Numbers = npt.NDArray[np.intp]
-Flags = npt.NDArray[np.bool_]
 
 _NOBODY = (np.empty(0, np.intp), np.empty(0, np.intp))
 _MOST_MASKS = 4096
 """Sets of members whose columns are kept: those of the blocks that many prompts begin with come again and again."""
-_ROWS = 21
+_ROWS = 22
 (
     _QUEUE,
     _TOKEN,
@@ -54,13 +53,15 @@ _ROWS = 21
     _CROWD,
     _LEFT,
     _CROWDED,
+    _ALONE,
 ) = range(_ROWS - 4)
 """Of a worker: seconds until it computes something new; to compute the KV of one token, and for half a token before it;
 to fetch it from its own store, and from another host's; of each fetch from there, apart from its bytes; for a step of
 one more sequence, and what each token of its context adds; when it was last heard of; 1 as long as it may get work; how
 many sequences lose the seconds of a prompt that it computes beside them; tokens of prompts per second; tokens for which
 it has room; tokens that its sequences have, or are promised; the part of these that has to end for one more place in
-the batch; tokens that each of them has still to generate, in the mean, 0 where nobody knows; seconds of their step."""
+the batch; tokens that each of them has still to generate, in the mean, 0 where nobody knows; seconds of their step; 1
+if no hand-off is of use to it."""
 _HANDOFF = slice(_ROWS - 4, _ROWS)
 """Seconds of each hand-off to it, and for each token of it: by way of its own store; and of another host's."""
 
@@ -110,7 +111,6 @@ class Fleet:
         self._hosts: dict[str, int] = {}
         self._host_of: Numbers = np.empty(0, np.intp)
         self._stores = np.empty(0, bool)
-        self._both = np.empty(0, bool)
         self._has_store = np.empty(0, bool)
         self._no_depths: Floats = np.empty(0)
         """Those of a prompt of which nothing is stored, as in `Placed.hosts`."""
@@ -152,8 +152,8 @@ class Fleet:
 
     def prefill_rate(self, model: str) -> float:
         """Tokens per second of all workers of `model` that compute prompts and may get work."""
-        decode, prefill = self._available.get(model, _NOBODY)
-        columns = prefill if len(prefill) else decode
+        prefill = self.prefillers(model)
+        columns = prefill if len(prefill) else self.decoders(model)
         return float(self._matrix[_RATE, columns].sum())
 
     def column(self, member_id: str) -> int | None:
@@ -208,8 +208,10 @@ class Fleet:
         return self._available.get(model, _NOBODY)[0]
 
     def prefillers(self, model: str) -> Numbers:
-        """The columns of workers of `model` that only compute prompts and may get work."""
-        return self._available.get(model, _NOBODY)[1]
+        """The columns of workers of `model` that only compute prompts, have a store to hand them on, and may get
+        work."""
+        columns = self._available.get(model, _NOBODY)[1]
+        return columns[self._matrix[_ALONE, columns] == 0] if len(columns) else columns
 
     def anyone(self, model: str) -> Seat | None:
         """One of the workers of `model` that may get work."""
@@ -221,10 +223,6 @@ class Fleet:
     def roomy(self, columns: Numbers, tokens: int) -> Numbers:
         """Those of them that can hold so many tokens."""
         return columns if tokens <= self._least_limit else columns[self._limits[columns] >= tokens]
-
-    def both(self, columns: Numbers) -> Flags:
-        """Which of them compute the prompts that they decode, always."""
-        return self._both[columns]
 
     def most_room(self, columns: Numbers) -> int:
         """Tokens that the roomiest of them can hold."""
@@ -255,7 +253,8 @@ class Fleet:
         self, demand: Demand, columns: Numbers, prompts: tuple[Numbers, Floats], placed: Placed, size: int
     ) -> Floats:
         """Seconds until the workers in `columns`, ascending, have the KV of a prompt that one of others computes, at
-        least. `prompts`: the columns of those others, and the floors of their prompts."""
+        least; without end for those to which a hand-off is of no use. `prompts`: the columns of those others, and the
+        floors of their prompts."""
         at = _span(columns)
         own, tokens = placed.held[at] * size, demand.prompt_tokens
         each_s, token_s, far_each_s, far_token_s = self._matrix[_HANDOFF, at]
@@ -266,7 +265,7 @@ class Fleet:
         beside, least = self._by_host(*prompts)
         if not self._all_have_stores:
             apart = np.where(self._has_store[hosts], apart, whole)
-        moved: Floats = np.minimum(beside[hosts] + whole, least + apart)
+        moved: Floats = np.where(self._matrix[_ALONE, at] > 0, np.inf, np.minimum(beside[hosts] + whole, least + apart))
         return moved
 
     def delay_floors(self, demand: Demand, columns: Numbers, shared_tokens: int) -> Floats:
@@ -351,6 +350,7 @@ class Fleet:
             state.delayed if state.role is Role.DECODE else 0,
             state.prefill_rate,
             *_room(state),
+            state.alone,
             *state.handoff,
             *state.far_handoff,
         )
@@ -382,7 +382,6 @@ class Fleet:
         self._columns = {member.id: column for column, member in enumerate(members)}
         self._hosts = {name: number for number, name in enumerate(sorted({one.host_id for one in members}))}
         self._host_of = np.array([self._hosts[member.host_id] for member in members], np.intp)
-        self._both = np.array([member.role is Role.BOTH for member in members], bool)
         self._stores = np.array([member.role is None for member in members], bool)
         self._has_store = np.bincount(self._host_of[self._stores], minlength=len(self._hosts)) > 0
         self._no_depths = np.where(self._has_store, 0.0, -1.0)

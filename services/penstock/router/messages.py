@@ -124,7 +124,8 @@ def hear(seat: Seat, load: router_pb2.Load, now: float) -> None:
     if any(not math.isfinite(one) or one < 0 for one in (*rates, *step, *overheads, *handoffs, *prompt, *seconds)):
         raise _bad("load", "rates that are finite and not negative")
     overdue = progress.in_step_s > progress.limit_s
-    seat.hear(Report(load.running, load.waiting, load.queued_prefill_tokens, load.free_kv_tokens, overdue), now)
+    queued, free = load.queued_prefill_tokens, load.free_kv_tokens
+    seat.hear(Report(load.running, load.waiting, queued, free, overdue, load.store_away), now)
     if not any(step):
         step = astuple(seat.step_of(load.decode_step_s))
     seat.measure(Measured(*rates, *step, *overheads, *handoffs, *prompt), now)

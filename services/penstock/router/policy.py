@@ -11,6 +11,8 @@ is computed elsewhere, or before it is computed here.
 
 Where computing prompts is the work of others, a decode worker that computes one itself delays the sequences that it
 has: what they lose counts too, so it takes what is so short, or would wait so long elsewhere, that it is worth that.
+Where either of the two has no store, a hand-off moves nothing, and the decode worker would compute the prompt again: it
+computes it alone.
 
 Uncached tokens count, not the prompt's length, and the queue counts as much as the cache: a rule that follows the
 longest prefix alone sends every request with a common system prompt to one worker. What is in a worker's own pages
@@ -72,6 +74,7 @@ def eligible(
         worker
         for worker in workers
         if worker.role is Role.PREFILL
+        and not worker.state.alone
         and worker.id not in demand.avoid
         and worker.state.most_tokens >= demand.prompt_tokens
     ]
@@ -170,7 +173,7 @@ def _option(demand: Demand, here: PromptPlace, places: Collection[PromptPlace], 
     """The best way to an answer of a worker, whose prompt may be computed `here` or at one of `places`."""
     decode = here.worker
     local = stays(demand, decode, here.cost)
-    if not places or decode.role is Role.BOTH:
+    if not places or decode.state.alone:
         return local
     handed = handed_cost(demand, decode)
     seconds = [(one.cost.total_s + handed.from_store(one.worker.store, decode.store), one) for one in places]

@@ -47,6 +47,8 @@ class Report:
     free_kv_tokens: int = 0
     overdue: bool = False
     """Its step has taken longer than it may, by what was predicted."""
+    store_away: bool = False
+    """It is connected to no store."""
 
 
 @dataclass(slots=True)

@@ -193,8 +193,7 @@ class Shortlist:
         if len(able):
             local_s += fleet.delay_floors(demand, roomy, holdings.shared_tokens)
             least_s = float(answer_s.min())
-            moved_s = self._moved_s(demand, roomy, prefillers, holdings)
-            local_s = np.where(fleet.both(roomy), local_s, np.minimum(local_s, moved_s))
+            local_s = np.minimum(local_s, self._moved_s(demand, roomy, prefillers, holdings))
         local_s = self._with_room(demand, roomy, local_s, holdings)
         decoders = _Field(roomy, local_s + answer_s, home_decode if _has(roomy, home_decode) else None)
         looked = _Looked(lambda column: place(demand, facts(column)))

@@ -99,6 +99,13 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
     """By way of the store of its host."""
     far_handoff: HandoffCost = _NO_HANDOFF
     """By way of another host's."""
+    store_away: bool = False
+    """It is connected to no store: a hand-off from or to it moves no blocks."""
+
+    @property
+    def alone(self) -> bool:
+        """Whether no hand-off is of use to it: it computes the prompts that it decodes, and those alone."""
+        return self.role is Role.BOTH or self.store_away
 
     @property
     def most_tokens(self) -> int:

@@ -84,6 +84,10 @@ def test_prompts_are_computed_apart_where_somebody_does_only_that(name: PolicyNa
     assert isinstance(apart, Decision) and apart.prefill is not None and apart.decode.id == "d"
     short = policy.decide(Demand(20, 100), pair, Random(1), Knobs())
     assert isinstance(short, Decision) and short.prefill is None
+    for lost in range(2):
+        without = [but(one, store_away=True) if at == lost else one for at, one in enumerate(pair)]
+        alone = policy.decide(ASK, without, Random(1), Knobs())
+        assert isinstance(alone, Decision) and alone.prefill is None
 
 
 def test_an_unknown_policy_is_refused() -> None:

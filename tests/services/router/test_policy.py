@@ -236,6 +236,18 @@ def test_decode_computes_what_would_wait_longer_elsewhere() -> None:
     assert decision([behind, DECODE], local_prefill_tokens=1999).prefill is behind
 
 
+def test_without_a_store_there_is_no_hand_off() -> None:
+    """It would move nothing: the decode worker computes the prompt once, whatever else is said of that."""
+    lost, alone = but(PREFILL, store_away=True), but(DECODE, id="alone", store_away=True)
+    for pair in ([lost, DECODE], [PREFILL, alone]):
+        made = decision(pair, local_prefill_tokens=0)
+        assert (made.prefill, made.decode) == (None, pair[1])
+    other = but(PREFILL, id="q", queued_tokens=9000)
+    assert decision([lost, other, DECODE], local_prefill_tokens=0).prefill is other
+    assert names([PREFILL, alone, DECODE]) == {"d": 200}
+    assert names([PREFILL, alone, but(DECODE, step=step(1.0))]) == {"alone": 200}
+
+
 @given(first=st.integers(0, 200), count=st.integers(0, 200), token_s=st.floats(0, 1), context_s=st.floats(0, 1))
 def test_a_prompt_costs_what_its_tokens_do(first: int, count: int, token_s: float, context_s: float) -> None:
     """The naive sum: each attends to all before it, and to half of itself."""

@@ -328,6 +328,21 @@ async def test_a_short_tail_is_left_to_decode(mesh: Harness) -> None:
     assert plan.HasField("prefill")
 
 
+@pytest.mark.parametrize("who", ["p", "d"])
+async def test_a_worker_that_has_lost_its_store_has_no_part_in_hand_offs(mesh: Harness, who: str) -> None:
+    calls = {"p": await mesh.join("p", "prefill"), "d": await mesh.join("d", "decode")}
+    seat = mesh.router.planner.registry.get(who)
+    assert seat is not None
+    for away in (False, True, False):
+        load = router_pb2.Load(free_kv_tokens=100_000, store_away=away)
+        await calls[who].write(router_pb2.JoinRequest(load=load))
+        await eventually(lambda away=away: seat.reported_at > 0 and seat.report.store_away is away)
+        call, plan = await mesh.plan(tokens=1000)
+        assert plan.HasField("prefill") is not away
+        await mesh.gone(call)
+        await eventually(lambda: mesh.router.planner.ledger.empty)
+
+
 async def test_asking_again_replaces_the_plan(mesh: Harness) -> None:
     for member in ("a", "b"):
         await mesh.join(member)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -34,6 +35,8 @@ class World:
         self.now = 1000.0
         self.planner = Planner(RouterConfig(seed=1, max_members=5000, silent_s=10.0), lambda: self.now)
         hosts = max(1, workers // 4)
+        self.away = draw.choice((0.0, 0.0, 0.3, 1.0))
+        """The part of the workers that have lost their store."""
         roles = draw.choice([(Role.BOTH,), (Role.PREFILL, Role.DECODE), tuple(Role)])
         self.seats = [self.join(f"w{number}", draw.choice(roles), draw.randrange(hosts)) for number in range(workers)]
         self.join("decodes", Role.DECODE, 0)
@@ -76,7 +79,8 @@ class World:
                 rates = rates._replace(far_handoff_overhead_s=far, far_handoff_rate=draw.choice((1e6, 1e9)))
             seat.measure(rates, self.now - draw.choice((0, 60)))
             busy = Report(draw.randrange(8), draw.randrange(3), draw.randrange(0, 9000), draw.randrange(20_000))
-            seat.hear(busy if draw.random() < 0.7 else Report(free_kv_tokens=200_000), self.now)
+            report = busy if draw.random() < 0.7 else Report(free_kv_tokens=200_000)
+            seat.hear(replace(report, store_away=draw.random() < self.away), self.now)
         return seat
 
     def ask(self) -> PlanAsk:
@@ -97,7 +101,7 @@ class World:
 def least_s(demand: Demand, workers: list[WorkerFacts]) -> float:
     """Of all pairs, and of all who do both."""
     able = [one for one in workers if one.role is Role.PREFILL and one.id not in demand.avoid]
-    able = [one for one in able if one.state.most_tokens >= demand.prompt_tokens]
+    able = [one for one in able if one.state.most_tokens >= demand.prompt_tokens and not one.state.store_away]
     decoders = [one for one in workers if one.role is not Role.PREFILL]
     decoders = [one for one in decoders if one.id not in demand.avoid] or decoders
     found = []
@@ -107,7 +111,7 @@ def least_s(demand: Demand, workers: list[WorkerFacts]) -> float:
         delayed = max(1, decode.state.sequences) if decode.state.sequences < decode.state.max_running else 0
         delayed = (delayed or decode.state.max_running) * (decode.role is Role.DECODE)
         moved.append(here.total_s + max(0.0, room - here.queue_s) + delayed * here.compute_s)
-        if decode.role is Role.BOTH:
+        if decode.role is Role.BOTH or decode.state.store_away:
             moved = moved[-1:]
         found.append(min(moved) + decode_s(demand, decode))
     return min(found)
