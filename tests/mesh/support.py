@@ -184,12 +184,22 @@ def in_pages(known: int) -> int:
 
 async def forget_pages(mesh: Mesh) -> None:
     """The workers forget the blocks in their own pages, as if others had needed the room: the tiers of the stores are
-    left."""
-    for worker in mesh.workers:
+    left. Returns when the router has heard of it: else what is asked next might go where something was."""
+    index = mesh.router.planner.index
+    forgotten: list[tuple[str, Any, bytes]] = []
+    members = {seat.member.address: seat.member.id for seat in _seats(mesh)}
+    for served in (*mesh.prefill, *mesh.decode):
+        worker = served.worker
         if worker.publisher.lending is not None:
             await worker.store.lending.save(list(worker.publisher.lending._loans))
         pool = worker.engine._scheduler._pool
+        forgotten += [(members[served.address], pool, key) for key in list(pool.keys())]
         pool.forget(range(1, pool.total + 1))
+
+    def heard() -> bool:
+        return not any(member in index.match([key]) for member, pool, key in forgotten if pool.find(key) is None)
+
+    await until(heard, "the router knows what the workers have forgotten")
 
 
 class GivenCost(TransferCost):
