@@ -243,6 +243,18 @@ async def test_pages_that_nobody_holds_make_room(config, kit):
         assert engine.stats().free_pages == 30
 
 
+async def test_a_flood_of_one_tenant_leaves_another_its_pages(config, kit):
+    """Up to its share of them, also when they were used longest ago."""
+    quiet = kit.request("quiet", 100, kit.greedy(4))
+    pool = {"kv_pool_tokens": SIZE * 40, "resident_share": 1.0, "tenant_share": 0.25}
+    async with Engine.open(replace(config, **pool)) as engine:
+        await shared(engine, kit, [quiet])
+        for number in range(8):
+            await shared(engine, kit, [kit.request(f"flood {number}", 200, kit.greedy(4))], OTHER)
+        [again] = await shared(engine, kit, [kit.renamed(quiet, "again")])
+        assert counts(again)[1] >= 100 // SIZE * SIZE
+
+
 async def test_a_source_shares_what_it_has_settled_and_takes_what_is_there(config, kit):
     class Careful(kit.Source):
         async def load(self, pages):
