@@ -176,11 +176,11 @@ async def test_kill_9_of_the_worker_that_computes(meshes, tiny, http, oracle, mo
             first, second = prompts("kill")
             make = store.claims.make
 
-            def made(owner, number, keys, pace, *, now):
+            def made(owner, number, keys, pace, **how):
                 if len(keys) == BLOCKS + 1:
                     pace = Pace(queue_s=0.0, block_s=1.0)
                     os.kill(pid, signal.SIGSTOP)
-                return make(owner, number, keys, pace, now=now)
+                return make(owner, number, keys, pace, **how)
 
             monkeypatch.setattr(store.claims, "make", made)
             one = asyncio.create_task(ask(http, mesh, first, SHORT))

@@ -50,6 +50,9 @@ class EngineSettings:
     resident_share: float = 0.5
     """Share of that room, 0 to 1, in which blocks stay on a CPU while no request uses them; they give way to requests.
     Each worker's memory grows that much beyond what its requests need at one time."""
+    tenant_share: float = 1.0
+    """Share of the blocks that no request uses, 0.01 to 1, beyond which a tenant's own leave first when room is needed;
+    1: no bound. `penstock up` gives it to the store as well, for its tiers."""
     block_size: int = 16
     """Tokens in a block. All workers need the same."""
     max_batch_tokens: int = 512
@@ -112,6 +115,7 @@ class EngineSettings:
         at_least(self, 0, "max_model_len", "packed_bytes", "itl_target_ms", "lookup_tokens")
         within(self, 0, _MOST_THREADS, "threads")
         within(self, 0, 1, "resident_share")
+        within(self, 0.01, 1, "tenant_share")
         within(self, 0, _MOST_DRAFTS, "draft_tokens")
         more_than(self, 0, "draft_timeout_s", "stall_s", "again_s")
         if self.max_batch_tokens < self.max_running:

@@ -89,7 +89,7 @@ class Engine:
         self._runner = runner
         self._lane = helpers.lane
         limits = StepLimits(config.max_batch_tokens, config.max_running, config.block_size)
-        self.pool = PagePool(config.pages, most_idle=config.idle_pages)
+        self.pool = PagePool(config.pages, most_idle=config.idle_pages, tenant_share=config.tenant_share)
         """For others to ask and to watch; the scheduler alone changes it, but for `trim`."""
         self._scheduler = Scheduler(limits, self.pool)
         self._counters = Counters()

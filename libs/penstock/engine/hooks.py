@@ -40,10 +40,11 @@ class PageWriter(Protocol):
         """
         ...
 
-    async def take(self, first_block: int, blocks: int) -> int:
+    async def take(self, first_block: int, blocks: int, within_s: float | None = None) -> int:
         """Takes the blocks from `first_block` up to the first `blocks` from pages of this engine, where other sequences
         left them, up to the first that is not there; returns how many. They need not be written. Waits while another
-        source writes them; the caller is taken to write the rest, until it calls `settled`."""
+        source writes them, for `within_s` seconds at most; the caller is taken to write the rest, until it calls
+        `settled`."""
         ...
 
     def settled(self, blocks: int) -> None:

@@ -2,6 +2,7 @@
 
 A named page holds its block for as long as it has the name, whether somebody holds the page or not. Those that nobody
 holds are idle. They leave in the order of a store's eviction policy, and a block never before the idle ones behind it.
+A tenant that has more than its share of the idle pages loses its own first, as in a store.
 """
 
 from __future__ import annotations
@@ -13,17 +14,19 @@ from itertools import islice
 from typing import Any, Protocol
 
 from penstock.kv.eviction.base import EvictionPolicy
+from penstock.kv.eviction.shares import TenantShares
 from penstock.kv.eviction.worth import Worth
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class NamedPage:
-    """A full block in a page. An `Evictable`, see there for the fields after `page`."""
+    """A full block in a page. An `Owned` block, see there for the fields after `page`."""
 
     key: bytes
     parent: bytes
     """The key of the block before it."""
     page: int
+    namespace: bytes
     first_token: int
     used: int
     used_at: float
@@ -48,11 +51,16 @@ class NameWatcher(Protocol):
 class NamedPages:
     """The names of a pool's pages. The pool says when a page becomes idle and when it is held again."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        """`clock` gives seconds."""
+    def __init__(self, clock: Callable[[], float], tenant_share: float) -> None:
+        """`clock` gives seconds. A tenant's share is `tenant_share` of the most pages that were idle; 1: no bound."""
         self.watchers: list[NameWatcher] = []
         self._clock = clock
-        self._policy: EvictionPolicy[NamedPage] = Worth(clock)
+        self._worth: Worth[NamedPage] = Worth(clock)
+        """Knows of all named pages."""
+        self._shares = TenantShares(self._worth, tenant_share) if tenant_share < 1 else None
+        """Counts those that are idle, without those that are chosen."""
+        self._policy: EvictionPolicy[NamedPage] = self._worth if self._shares is None else self._shares
+        """Chooses from idle pages."""
         self._by_key: dict[bytes, NamedPage] = {}
         self._by_page: dict[int, NamedPage] = {}
         self._idle_children: Counter[bytes] = Counter()
@@ -83,15 +91,21 @@ class NamedPages:
         named = self._by_key.get(key)
         return None if named is None else named.page
 
-    def add(self, page: int, key: bytes, parent: bytes, first_token: int) -> None:
+    def add(self, page: int, key: bytes, parent: bytes, first_token: int, *, namespace: bytes) -> None:
         """Names a page that somebody holds. Neither the page nor the key has the other already."""
         assert page not in self._by_page and key not in self._by_key
         self._ticks += 1
         named = NamedPage(
-            key=key, parent=parent, page=page, first_token=first_token, used=self._ticks, used_at=self._clock()
+            key=key,
+            parent=parent,
+            page=page,
+            namespace=namespace,
+            first_token=first_token,
+            used=self._ticks,
+            used_at=self._clock(),
         )
         self._by_key[key] = self._by_page[page] = named
-        self._policy.block_stored(named)
+        self._worth.block_stored(named)
         for watcher in self.watchers:
             watcher.block_named(key)
 
@@ -101,7 +115,7 @@ class NamedPages:
         self._ticks += 1
         named.used, named.used_at = self._ticks, self._clock()
         named.uses += 1
-        self._policy.block_used(named)
+        self._worth.block_used(named)
         if named.idle:
             self._wake(named)
 
@@ -143,7 +157,7 @@ class NamedPages:
         del self._by_key[named.key], self._by_page[named.page]
         if named.idle:
             self._wake(named)
-        self._policy.block_removed(named)
+        self._worth.block_removed(named)
         for watcher in self.watchers:
             watcher.block_forgotten(named.key)
 
@@ -151,6 +165,8 @@ class NamedPages:
         """The page is not idle any more."""
         named.idle = False
         self.idle -= 1
+        if self._shares is not None:
+            self._shares.count_out(named)
         if self._chosen.pop(named.key, None) is None:
             self._policy.withdraw_block(named)
             self._part(named)
@@ -159,6 +175,8 @@ class NamedPages:
         """One more that the policy chooses from, unless idle ones follow it; the block before it has to wait for it."""
         while True:
             self._idle_children[named.parent] += 1
+            if self._shares is not None:
+                self._shares.count_in(named)
             self._offer(named)
             parent = self._by_key.get(named.parent)
             if parent is None:

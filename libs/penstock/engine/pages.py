@@ -49,16 +49,21 @@ class PagePool:
     """
 
     def __init__(
-        self, total: int, clock: Callable[[], float] = time.monotonic, *, most_idle: int | None = None
+        self,
+        total: int,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        most_idle: int | None = None,
+        tenant_share: float = 1.0,
     ) -> None:
         """`clock` gives seconds, for the order in which blocks leave. At most `most_idle` pages keep a block that
-        nobody uses; None: all may."""
+        nobody uses; None: all may. Tenants that have more than `tenant_share` of those lose theirs first."""
         if total < 1:
             raise ValueError(f"a pool needs at least one page, not {total}")
         self.total = total
         self._free = list(range(total, 0, -1))
         """Those without anything in them."""
-        self._named = NamedPages(clock)
+        self._named = NamedPages(clock, tenant_share)
         self._beginnings = Beginnings()
         self._tails: OrderedDict[int, None] = OrderedDict()
         """Tails that nobody holds, the one that was given back first before the others."""
@@ -203,14 +208,15 @@ class PagePool:
             self._beginnings.remove(page)
             self._free.append(page)
 
-    def name(self, page: int, key: bytes, parent: bytes, first_token: int) -> int:
+    def name(self, page: int, key: bytes, parent: bytes, first_token: int, *, namespace: bytes = b"") -> int:
         """Says that `page`, which is held, holds the block of `key` from now on, which follows that of `parent`;
-        nobody writes to the page while it has the key. Returns the page that holds the block: another one when the
-        key was there already, and then `page` gets none."""
+        nobody writes to the page while it has the key. `namespace` is the same for all blocks of a tenant, and of no
+        other. Returns the page that holds the block: another one when the key was there already, and then `page` gets
+        none."""
         assert self._refs[page] > 0, f"page {page} is free and gets no key"
         there = self._named.find(key)
         if there is None:
-            self._named.add(page, key, parent, first_token)
+            self._named.add(page, key, parent, first_token, namespace=namespace)
         return page if there is None else there
 
     def named(self, page: int) -> bool:

@@ -59,17 +59,21 @@ class Fetcher:
 
     async def upto(self, count: int, pages: PageWriter, *, compares: bool = False) -> bool:
         """Loads blocks until the first `count` are in the pages; False when neither the engine nor the store could give
-        them all. When it `compares`, it does not wait longer for blocks that the store has to bring than their
-        computing is worth, once the sequence could compute."""
+        them all. When it `compares`, it does not wait longer for blocks that another load fetches, nor for those that
+        the store has to bring, than their computing is worth, once the sequence could compute."""
         try:
             return await self._upto(count, pages, compares)
         finally:
             pages.settled(self.blocks)
 
     async def _upto(self, count: int, pages: PageWriter, compares: bool) -> bool:
-        until = time.monotonic() + (self.queue_s() if compares else 0.0)
+        begin = time.monotonic()
+        until = begin + (self.queue_s() if compares else 0.0)
+        patience_s = self._patience_s(count - self.blocks, until - begin) if compares else 0.0
+        others_until = begin + patience_s  # once for all parts: who waited in vain asks the store from then on
         while self.blocks < count:
-            taken = await pages.take(self.blocks, count)
+            within_s = max(0.0, others_until - time.monotonic()) if patience_s else None
+            taken = await pages.take(self.blocks, count, within_s)
             self.blocks += taken
             self.tiers += ["worker"] * taken
             if self.blocks == count:

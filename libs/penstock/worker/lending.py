@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Sequence
+from contextlib import suppress
 
 import structlog
 
@@ -24,6 +25,8 @@ from penstock.worker.stored import StoredKeys
 _AHEAD = 8
 """One page in so many is saved ahead of its need."""
 _SAVED_AT_ONCE = 64
+_AGAIN_S = 1.0
+"""What the store did not hear of because it failed is said again then, or sooner when there is more to say."""
 _LOG = structlog.get_logger("penstock.worker")
 
 
@@ -42,9 +45,11 @@ class PageLending:
         self._known = known
         self._metrics = metrics
         self._attachment = ""
-        """The one that takes blocks from the pages."""
+        """The one that takes blocks from the pages, and has heard of all loans."""
+        self._shown = ""
+        """The one that was shown the pages last."""
         self._asked = ""
-        """The one that was asked last whether it does."""
+        """The last one that either takes blocks from the pages, or has said that it does not."""
         self._loans: dict[bytes, BlockLoan] = {}
         self._saved: set[bytes] = set()
         """Those of the loans that the store has copied, or was asked to."""
@@ -160,47 +165,56 @@ class PageLending:
     async def run(self) -> None:
         """Opens the pages for each new attachment, tells of ended loans and has blocks saved in time, until
         cancelled."""
+        again_s: float | None = None
         while True:
-            await self._wake.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(again_s):
+                    await self._wake.wait()
             self._wake.clear()
+            again_s = None
             try:
                 await self._catch_up()
             except StoreFault as fault:
+                again_s = _AGAIN_S
                 self._pool.trim()
                 self._metrics.store_faults.labels("lend").inc()
                 _LOG.warning("the store does not hear of lent blocks", reason=str(fault))
 
     async def _catch_up(self) -> None:
         if self._store.attachment not in ("", self._asked):
-            self._asked = self._store.attachment
-            await self._begin(self._asked)
+            await self._begin(self._store.attachment)
         if not self.on:
             self._pool.trim()
             return
         async with self._telling:
-            ended, self._ended = list(self._ended), {}
+            ended = list(self._ended)
             await self._store.lending.lend([], self._memory, ended)
+            for key in ended:
+                del self._ended[key]
         await self._save()
 
     async def _begin(self, attachment: str) -> None:
         """Shows the pages to a store that has not seen them, and lends anew what is in them."""
-        try:
-            refused = await self._store.lending.open(self._memory)
-        except StoreFault as fault:
-            refused = str(fault)  # it may be an older one
-        if refused:
-            _LOG.info("blocks are copied to the store as they are computed", reason=refused)
-            return
-        if self._store.attachment != attachment:
-            return
-        _LOG.info("blocks are lent to the store, and stay in this worker's pages")
-        self._attachment = attachment
-        self._ended.clear()
-        self._saved.clear()
+        if self._shown != attachment:
+            try:
+                refused = await self._store.lending.open(self._memory)
+            except StoreFault as fault:
+                refused = str(fault)  # it may be an older one
+            if refused:
+                _LOG.info("blocks are copied to the store as they are computed", reason=refused)
+                self._asked = attachment
+                return
+            if self._store.attachment != attachment:
+                return
+            self._shown = attachment
+            self._ended.clear()
+            self._saved.clear()
         async with self._telling:
             loans = list(self._loans.values())
             await self._store.lending.lend(loans, self._memory)
+        _LOG.info("blocks are lent to the store, and stay in this worker's pages")
         self._known.learn(loan.key for loan in loans)
+        self._asked = self._attachment = attachment
 
     async def _save(self) -> None:
         """Settles which blocks leave next, and has the store copy them, so that there is room for a while. When what is

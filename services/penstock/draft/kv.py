@@ -179,7 +179,7 @@ class _Writer:
             return self._memory.write(pages, blocks, check)
         return await to_its_end(self._threads, lambda: self._memory.write(pages, blocks, check))
 
-    async def take(self, first_block: int, blocks: int) -> int:
+    async def take(self, first_block: int, blocks: int, within_s: float | None = None) -> int:
         """None: the model has taken what is in its pages."""
         return 0
 

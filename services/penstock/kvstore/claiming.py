@@ -68,8 +68,9 @@ class ClaimDesk:
         answer = await self._follow(owner, keys, pace, sources)
         store.host.table.attachments.of(owner)  # it may be gone by now, and would never take back its claim
         if answer.found < len(keys) and not store.closing.is_set():
-            now = store.now()
-            claims.make(owner, number, keys[answer.found :], pace.later(now - since, answer.found), now=now)
+            now, rest = store.now(), keys[answer.found :]
+            stored = {key for key in rest if store.tiers.nearest(key) is not None and store.lookup([key])}
+            claims.make(owner, number, rest, pace.later(now - since, answer.found), now=now, stored=stored)
         return answer
 
     async def wait(self, keys: Sequence[bytes], pace: Pace) -> Waited:

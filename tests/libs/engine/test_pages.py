@@ -14,8 +14,9 @@ from penstock.engine.pages import TAIL_SHARE, PagePool
 from penstock.kv.identity import packed
 
 OWNERS = st.sampled_from(["a", "b", "c"])
-KEYS = st.sampled_from([b"x", b"xx", b"xy", b"xxx", b"xxy", b"y"])
-"""Each block follows that of the key without its last letter."""
+NAMES = [b"x", b"xx", b"xy", b"xxx", b"xxy", b"y", b"yx", b"yy"]
+"""Each block follows that of the key without its last letter; the first letter is the tenant's."""
+KEYS = st.sampled_from(NAMES)
 PARENTS = st.sampled_from([b"", b"x"])
 TOKENS = st.lists(st.sampled_from([0, 1, 256, 65536]), min_size=1, max_size=3).map(tuple)
 TOTAL = 7
@@ -28,22 +29,57 @@ def common(one, other):
 
 class PoolMachine(RuleBasedStateMachine):
     """`held` is the naive pool: (owner, page) -> holds; `named` are its names: key -> page; `rows` what others may
-    copy: page -> (key of the block before, tokens); `tails` the pages with rows and no name that nobody holds."""
+    copy: page -> (key of the block before, tokens); `tails` the pages with rows and no name that nobody holds; `chosen`
+    the idle blocks that leave next; `most` is how many others were idle at a time."""
 
     most_idle = None
+    tenant_share = 1.0
 
     def __init__(self):
         super().__init__()
         self.ticks = itertools.count()
-        self.pool = PagePool(TOTAL, lambda: float(next(self.ticks)), most_idle=self.most_idle)
+        bounds = {"most_idle": self.most_idle, "tenant_share": self.tenant_share}
+        self.pool = PagePool(TOTAL, lambda: float(next(self.ticks)), **bounds)
         self.held = Counter()
         self.named, self.rows, self.tails = {}, {}, []
+        self.chosen, self.most = [], 0
 
     def pages(self):
         return {page for (_, page), count in self.held.items() if count}
 
     def idle(self):
         return {key for key, page in self.named.items() if page not in self.pages()}
+
+    def counted(self):
+        """Idle blocks that are not chosen, by tenant."""
+        return Counter(key[:1] for key in self.idle() - set(self.chosen))
+
+    def settle(self):
+        """What is chosen stays so while it is idle, and nothing idle follows that is not chosen."""
+        before = None
+        while before != self.chosen:
+            before, others = self.chosen, self.idle() - set(self.chosen)
+            followed = {key[:-1] for key in others}
+            self.chosen = [key for key in before if key in self.idle() and key not in followed]
+        self.most = max(self.most, self.counted().total())
+
+    def may_go(self, counted, gone):
+        """Whether so many blocks of each tenant may go: only of tenants over their share, while there are any."""
+        over = [tenant for tenant, count in counted.items() if count > self.tenant_share * self.most]
+        return not gone or any(
+            self.may_go(counted - Counter([tenant]), gone - Counter([tenant]))
+            for tenant in over or counted
+            if gone[tenant]
+        )
+
+    def leave(self, gone):
+        """These idle blocks have left: first those that were chosen."""
+        first = set(self.chosen[: len(gone)])
+        assert first <= gone
+        assert self.may_go(self.counted(), Counter(key[:1] for key in gone - first))
+        for key in gone:
+            del self.named[key]
+        self.settle()
 
     @rule(owner=OWNERS, count=st.integers(0, 9))
     def allocate(self, owner, count):
@@ -61,8 +97,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert len(gone) == max(0, count - nameless), "pages without a key go first"
         self.rows = {page: rows for page, rows in self.rows.items() if page not in pages}
         assert not any(key[:-1] in gone for key in idle - gone), "none goes before the idle ones behind it"
-        for key in gone:
-            del self.named[key]
+        self.leave(gone)
         self.held.update((owner, page) for page in pages)
 
     @precondition(lambda self: self.pages())
@@ -77,7 +112,8 @@ class PoolMachine(RuleBasedStateMachine):
     def name(self, key, data):
         page = data.draw(st.sampled_from(sorted(self.pages())))
         if key in self.named or page not in self.named.values():
-            assert self.pool.name(page, key, key[:-1], len(key)) == self.named.setdefault(key, page)
+            page_there = self.pool.name(page, key, key[:-1], len(key), namespace=key[:1])
+            assert page_there == self.named.setdefault(key, page)
 
     @precondition(lambda self: self.named)
     @rule(owner=OWNERS, data=st.data())
@@ -85,6 +121,18 @@ class PoolMachine(RuleBasedStateMachine):
         page = self.named[data.draw(st.sampled_from(sorted(self.named)))]
         self.pool.share(owner, [page])
         self.held[owner, page] += 1
+        self.settle()
+
+    @rule(count=st.integers(0, 4))
+    def choose(self, count):
+        found, before = self.pool.choose(count), len(self.chosen)
+        assert found[:before] == self.chosen[:count]
+        for key in found[before:]:
+            others = self.idle() - set(self.chosen)
+            assert key in others and not any(other[:-1] == key for other in others)
+            assert self.may_go(self.counted(), Counter([key[:1]]))
+            self.chosen.append(key)
+        assert len(self.chosen) == self.pool.chosen == max(before, min(count, len(self.idle())))
 
     @precondition(lambda self: self.pages())
     @rule(parent=PARENTS, tokens=TOKENS, data=st.data())
@@ -103,6 +151,7 @@ class PoolMachine(RuleBasedStateMachine):
             self.pool.borrow(owner, page)
             self.held[owner, page] += 1
             self.tails = [tail for tail in self.tails if tail != page]
+            self.settle()
 
     @rule(page=st.integers(1, TOTAL))
     def forget(self, page):
@@ -110,6 +159,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.rows.pop(page, None)
         self.tails = [tail for tail in self.tails if tail != page]
         self.named = {key: other for key, other in self.named.items() if other != page}
+        self.settle()
 
     @precondition(lambda self: self.pages())
     @rule(data=st.data())
@@ -119,6 +169,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.held[owner, page] -= 1
         if page not in self.pages() and page not in self.named.values() and page in self.rows:
             self._rest(page)
+        self.settle()
         self._let_go()
 
     def _rest(self, page):
@@ -141,7 +192,8 @@ class PoolMachine(RuleBasedStateMachine):
         assert len(gone) == max(0, len(idle) - most)
         assert not any(key[:-1] in gone for key in idle - gone), "none goes before the idle ones behind it"
         for key in gone:
-            self.rows.pop(self.named.pop(key), None)
+            self.rows.pop(self.named[key], None)
+        self.leave(gone)
 
     @rule(owner=OWNERS, page=st.integers(1, TOTAL))
     def release_what_is_not_held(self, owner, page):
@@ -183,7 +235,8 @@ class PoolMachine(RuleBasedStateMachine):
     @invariant()
     def same_names(self):
         assert self.pool.stats().resident == len(self.named)
-        for key in [b"x", b"xx", b"xy", b"xxx", b"xxy", b"y"]:
+        assert self.pool.chosen == len(self.chosen)
+        for key in NAMES:
             assert self.pool.find(key) == self.named.get(key)
         for page in range(1, TOTAL + 1):
             assert self.pool.named(page) == (page in self.named.values())
@@ -201,6 +254,17 @@ class BoundedMachine(PoolMachine):
 
 TestBoundedPool = BoundedMachine.TestCase
 TestBoundedPool.settings = settings(max_examples=60, stateful_step_count=40)
+
+
+class FairMachine(PoolMachine):
+    """As that, of a pool in which a tenant's share of the idle pages is bounded."""
+
+    most_idle = 5
+    tenant_share = 0.4
+
+
+TestFairPool = FairMachine.TestCase
+TestFairPool.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 @pytest.mark.parametrize(("most_idle", "touched"), [(None, 100), (20, 30), (0, 10)])
@@ -231,6 +295,30 @@ def test_what_was_used_again_stays():
         seconds[0] += 1
     pool.allocate("c", 1)
     assert pool.find(b"once") is None and pool.find(b"often") is not None
+
+
+@pytest.mark.parametrize(("share", "kept"), [(1.0, 0), (0.25, 5)])
+def test_a_flood_of_one_tenant_takes_no_more_than_its_share_from_another(share, kept):
+    """Whose blocks have been there for longest, and leave first where there is no bound."""
+    pool = PagePool(20, lambda: 0.0, tenant_share=share)
+    for number in range(65):
+        [page] = pool.allocate("a", 1)
+        pool.name(page, b"%d" % number, b"", 0, namespace=b"quiet" if number < 5 else b"loud")
+        pool.release("a", [page])
+    assert sum(pool.find(b"%d" % number) is not None for number in range(5)) == kept
+    assert pool.find(b"64") is not None
+
+
+def test_pages_of_a_tenant_that_are_used_do_not_count():
+    """It has many, but of those that nobody uses no more than another."""
+    pool = PagePool(20, lambda: 0.0, tenant_share=0.5)
+    for tenant, held in ((b"old", 0), (b"busy", 12)):
+        pages = pool.allocate("a", 4 + held)
+        for page in pages:
+            pool.name(page, b"%s %d" % (tenant, page), b"", 0, namespace=tenant)
+        pool.release("a", pages[:4])
+    pool.allocate("b", 1)
+    assert sum(key.startswith(b"old") for key in pool.keys()) == 3
 
 
 def tail(pool, number, parent=b"root"):

@@ -243,6 +243,18 @@ async def test_pages_that_nobody_holds_make_room(config, kit):
         assert engine.stats().free_pages == 30
 
 
+async def test_a_flood_of_one_tenant_leaves_another_its_pages(config, kit):
+    """Up to its share of them, also when they were used longest ago."""
+    quiet = kit.request("quiet", 100, kit.greedy(4))
+    pool = {"kv_pool_tokens": SIZE * 40, "resident_share": 1.0, "tenant_share": 0.25}
+    async with Engine.open(replace(config, **pool)) as engine:
+        await shared(engine, kit, [quiet])
+        for number in range(8):
+            await shared(engine, kit, [kit.request(f"flood {number}", 200, kit.greedy(4))], OTHER)
+        [again] = await shared(engine, kit, [kit.renamed(quiet, "again")])
+        assert counts(again)[1] >= 100 // SIZE * SIZE
+
+
 async def test_a_source_shares_what_it_has_settled_and_takes_what_is_there(config, kit):
     class Careful(kit.Source):
         async def load(self, pages):
@@ -274,8 +286,8 @@ async def test_a_source_shares_what_it_has_settled_and_takes_what_is_there(confi
 class Slow:
     """Brings blocks when it is told to, or nothing; `asked` says of which it was asked for the bytes."""
 
-    def __init__(self, blocks, broken=False):
-        self.blocks, self.broken = blocks, broken
+    def __init__(self, blocks, broken=False, within_s=None):
+        self.blocks, self.broken, self.within_s = blocks, broken, within_s
         self.asked, self.go = [], asyncio.Event()
         self.asking = asyncio.Event()
 
@@ -283,7 +295,7 @@ class Slow:
         count = 0
         try:
             while count < len(self.blocks):
-                count += await pages.take(count, len(self.blocks))
+                count += await pages.take(count, len(self.blocks), self.within_s)
                 if count == len(self.blocks):
                     break
                 self.asked.append(count)
@@ -347,6 +359,23 @@ async def test_none_waits_for_a_second_fetch_that_brings_nothing(config, kit, en
             source.go.set()
         for one, reader in list(zip(expected, readers, strict=True))[1:]:
             kit.assert_same(one, await reader)
+
+
+async def test_a_fetch_of_another_is_waited_for_no_longer_than_said(config, kit):
+    """The first one has nothing before the second is done, which asks for all blocks itself."""
+    requests = agents(kit, 2)
+    blocks, expected = await stored(config, kit, requests)
+    async with Engine.open(config) as engine:
+        sources = [Slow(blocks), Slow(blocks, within_s=0.001)]
+        readers = []
+        for one, source in zip(requests, sources, strict=True):
+            readers.append(asyncio.create_task(kit.read(engine, one, source, None, chain(one))))
+            await source.asking.wait()
+        for number in (1, 0):
+            sources[number].go.set()
+            kit.assert_same(expected[number], await readers[number])
+            assert counts(readers[number].result())[0] == SHARED
+        assert sources[1].asked == [0, len(blocks) // 2]
 
 
 class Patient:

@@ -69,6 +69,7 @@ def test_defaults_are_what_they_were():
         ("threads", -1, "threads = -1: must be 0 to 1024"),
         ("max_model_len", -1, "max_model_len = -1: must be 0 or more"),
         ("itl_target_ms", float("nan"), "itl_target_ms = nan: must be 0 or more"),
+        ("tenant_share", 0.0, "tenant_share = 0.0: must be 0.01 to 1"),
         ("draft_tokens", 33, "draft_tokens = 33: must be 0 to 32"),
         ("draft_timeout_s", 0.0, "draft_timeout_s = 0.0: must be more than 0"),
         ("max_batch_tokens", 63, "max_batch_tokens = 63: must be at least max_running, 64"),

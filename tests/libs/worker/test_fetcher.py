@@ -42,7 +42,7 @@ class Pages:
         self.here = here
         self.intact = 0
 
-    async def take(self, first: int, blocks: int) -> int:
+    async def take(self, first: int, blocks: int, within_s: float | None = None) -> int:
         return max(0, min(self.here, blocks) - first)
 
     def settled(self, blocks: int) -> None:
@@ -146,6 +146,36 @@ async def test_a_slow_disk_costs_little_more_than_to_compute(times: float, monke
 async def test_what_takes_long_comes_while_others_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     store = PacedStore(100, 2 * BLOCK_S)
     assert await paced(store, monkeypatch, queue_s=3.0) == (100, pytest.approx(3.0))
+
+
+class Occupied(Pages):
+    """Of an engine in which another load fetches all blocks and never has them; also the clock, which only waits for
+    that load move on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[float | None] = []
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    async def take(self, first: int, blocks: int, within_s: float | None = None) -> int:
+        self.waits.append(within_s)
+        self.now += within_s or 0.0
+        return 0
+
+
+@pytest.mark.parametrize("compares", [True, False])
+async def test_what_another_load_fetches_is_waited_for_once(compares: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as the store may take to bring it. Then the store is asked for all of it."""
+    store, pages = SlowStore(100), Occupied()
+    monkeypatch.setattr(fetching, "time", pages)
+    one = fetcher(store, lambda first_token: BLOCK_S)
+    one.queue_s = lambda: 0.5
+    assert await one.upto(100, pages, compares=compares)  # type: ignore[arg-type]
+    assert one.used(100 * 16) == {"remote": 100 * 16}
+    assert pages.waits == ([pytest.approx(0.5 + 25 * BLOCK_S), *[0.0] * 9] if compares else [None] * 10)
 
 
 async def test_who_hands_off_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

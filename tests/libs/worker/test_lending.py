@@ -13,6 +13,7 @@ from tests.services.kvstore.helpers import BLOCK_BYTES, client_of, eventually, f
 from penstock.engine.pages import PagePool
 from penstock.kv.bytes.arena import Arena, Layout
 from penstock.kv.client.client import NOBODY, BlockPut, StoreClient, StoreFault
+from penstock.kv.client.lending import BlockLoan
 from penstock.kvstore.service import KvStore, open_kvstore
 from penstock.runtime.metrics import WorkerMetrics
 from penstock.runtime.tasks import beside
@@ -78,6 +79,20 @@ async def bench(blocks: int = 64, **more: object) -> AsyncIterator[tuple[Bench, 
 def owners(store: KvStore) -> set[str]:
     found = map(store.host.lent.find, keys(5)[:4])
     return {"" if block is None else block.owner for block in found}
+
+
+def fails_once(client: StoreClient, *, ended: bool) -> list[str]:
+    """The next call that ends loans, or makes some, fails and leaves the client attached; returns the failures."""
+    lend, failures = client.lending.lend, list[str]()
+
+    async def lends(loans: Sequence[BlockLoan], pages: Arena, gone: Sequence[bytes] = ()) -> None:
+        if (gone if ended else loans) and not failures:
+            failures.append("not now")
+            raise StoreFault(failures[0])
+        await lend(loans, pages, gone)
+
+    client.lending.lend = lends  # type: ignore[method-assign]
+    return failures
 
 
 def contents(blocks: Sequence[BlockPut]) -> list[bytes]:
@@ -204,6 +219,35 @@ async def test_a_new_store_is_lent_what_is_there() -> None:
             await eventually(lambda: owners(first) == {client.attachment})
             assert await client.lookup(keys(5)) == 4
             assert one.known.leading(keys(5)) == 4
+
+
+async def test_what_a_new_store_fails_to_take_is_lent_again() -> None:
+    """Nothing happens meanwhile that would remind of it."""
+    async with open_kvstore(settings()) as first, client_of(first.address) as client:
+        one = Bench(client)
+        async with beside(one.lending.run, name="lend", on_failure="stop", failed=one.metrics.task_failed):
+            await eventually(lambda: one.lending.on)
+            blocks = puts(4)
+            await one.lend(blocks, one.compute(blocks))
+            failures = fails_once(client, ended=False)
+            client._link.lost(client._link.need(), "a test")
+            await eventually(lambda: failures)
+            assert not one.lending.on, "blocks are copied until the store has heard of the loans"
+            await eventually(lambda: one.lending.on)
+            await eventually(lambda: owners(first) == {client.attachment})
+            assert one.known.leading(keys(4)) == 4
+
+
+async def test_a_store_that_fails_hears_of_ended_loans_later() -> None:
+    async with bench() as (one, store, _):
+        blocks = puts(3)
+        pages = one.compute(blocks)
+        await one.lend(blocks, pages)
+        failures = fails_once(one.store, ended=True)
+        one.pool.forget(pages)
+        await eventually(lambda: failures)
+        await eventually(lambda: len(store.host.lent) == 0)
+        assert one.lending.on
 
 
 async def test_when_live_sequences_fill_the_pages_everything_is_saved_at_once() -> None:

@@ -469,6 +469,15 @@ def test_everybody_is_told_the_same_addresses() -> None:
     assert plan.url == f"http://{option('gateway', '--http-address')}"
 
 
+def test_a_tenants_share_holds_in_the_store_and_in_workers() -> None:
+    with reserved_ports() as ports:
+        options = MeshOptions(port=0, prefill=1, engine=EngineSettings(tenant_share=0.25))
+        children = plan_mesh(options, ports).children
+    told = {child.name: child.command for child in children if "--tenant-share" in child.command}
+    assert set(told) == {"prefill-0", "decode-0", "kvstore"}
+    assert {line[line.index("--tenant-share") + 1] for line in told.values()} == {"0.25"}
+
+
 def test_workers_are_told_their_threads_and_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     monkeypatch.setattr(cores, "_quota", lambda _: None)

@@ -74,18 +74,20 @@ class ClaimMachine(RuleBasedStateMachine):
         start=st.integers(0, 3),
         count=st.integers(1, 5),
         step=st.integers(1, 3),
+        behind=st.sets(st.integers(1, 4)),
     )
-    def make(self, owner: str, number: int, chain: str, start: int, count: int, step: int) -> None:
+    def make(self, owner: str, number: int, chain: str, start: int, count: int, step: int, behind: set[int]) -> None:
         self._passes(0.0)
         pace = Pace(queue_s=0.5 * number, block_s=0.3, growth_s=0.1, step_blocks=step)
         names = keys(8, chain)[start : start + count]
+        stored = {name for at, name in enumerate(names) if at in behind}
         for claim in [one for one in self.naive if (one.owner, one.number) == (owner, number)]:
             self._over(claim)
-        self.naive.append(NaiveClaim(owner, number, names, pace, self.now, set()))
+        self.naive.append(NaiveClaim(owner, number, names, pace, self.now, set(stored)))
         mine = [one for one in self.naive if one.owner == owner]
         while sum(len(one.left) for one in mine) > MOST:
             self._over(mine.pop(0))
-        self.claims.make(owner, number, names, pace, now=self.now)
+        self.claims.make(owner, number, names, pace, now=self.now, stored=stored)
 
     @rule(chain=st.sampled_from("ab"), at=st.integers(0, 7))
     def store(self, chain: str, at: int) -> None:
@@ -238,6 +240,25 @@ async def test_what_is_stored_is_neither_claimed_nor_waited_for() -> None:
         assert await owner.claim(owner.next_claim(), keys(3), FAST) == Claimed(3, "none")
         assert await other.claim(other.next_claim(), keys(5), PATIENT) == Claimed(3, "none")
         assert store.store.claims.blocks == 2
+
+
+async def test_what_is_stored_behind_a_gap_is_neither_claimed_nor_waited_for() -> None:
+    """Its owner computes it again, and would never store it: who waited for that would wait for ever."""
+    async with opened(2) as (store, (owner, other)):
+        await owner.put([*puts(6)[:2], *puts(6)[3:5]])
+        assert await owner.claim(owner.next_claim(), keys(5), FAST) == Claimed(2, "none")
+        assert store.store.claims.blocks == 1
+        task = await waiting(store, other, keys(5))
+        await owner.put(puts(5))
+        assert await task == Claimed(5, "stored")
+        assert len(store.store.claims) == 0
+
+
+def test_what_is_stored_behind_a_gap_takes_its_time_all_the_same() -> None:
+    """It is computed like the others: what follows it comes no sooner."""
+    claims, names, pace = Claims(), keys(4), Pace(queue_s=0.0, block_s=1.0)
+    claim = claims.make("p", 1, names, pace, now=0.0, stored=set(names[1:3]))
+    assert (claims.blocks, claim.expected(names[3], 0.0)) == (2, 4.0)
 
 
 @pytest.mark.parametrize("how", ["withdrawn", "dead", "failed"])

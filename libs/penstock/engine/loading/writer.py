@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 
 from penstock.engine.hooks import Check, Source
 from penstock.engine.loading.fetches import BlockFetch, Fetches
@@ -83,20 +84,22 @@ class LoadWriter:
             count = good
         return count if self._usable else 0
 
-    async def take(self, first_block: int, blocks: int) -> int:
-        """Takes blocks from pages of this engine, see PageWriter; waits while another load fetches the next one. 0 when
-        the load was closed or its pages were taken away."""
+    async def take(self, first_block: int, blocks: int, within_s: float | None = None) -> int:
+        """Takes blocks from pages of this engine, see PageWriter; waits while another load fetches the next one, for
+        `within_s` at most. 0 when the load was closed or its pages were taken away."""
         self._end_fetch()
         chain = self._live.chain
         if chain is None or first_block > self._written:
             return 0
         taken, before = self._take(first_block, blocks), -1
-        while first_block + taken < min(blocks, len(chain.keys)) and before < taken and self._usable:
-            fetch = self._fetches.of(chain.keys[first_block + taken])
-            if fetch is None:
-                break
-            await fetch.over.wait()
-            before, taken = taken, taken + self._take(first_block + taken, blocks)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while first_block + taken < min(blocks, len(chain.keys)) and before < taken and self._usable:
+                    fetch = self._fetches.of(chain.keys[first_block + taken])
+                    if fetch is None:
+                        break
+                    await fetch.over.wait()
+                    before, taken = taken, taken + self._take(first_block + taken, blocks)
         if self._usable:
             self._fetch = self._fetches.begin(chain.keys[first_block + taken : blocks])
         return taken

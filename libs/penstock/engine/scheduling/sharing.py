@@ -31,7 +31,7 @@ class Sharing:
         for block in range(live.named, whole):
             page, first = live.pages[block], block * self._size
             parent = chain.parent(block)
-            there = self._pool.name(page, chain.keys[block], parent, first)
+            there = self._pool.name(page, chain.keys[block], parent, first, namespace=chain.root)
             if there == page:
                 self._pool.rows(page, parent, packed(live.tokens[first : first + self._size]))
             else:

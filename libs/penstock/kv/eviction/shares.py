@@ -18,7 +18,8 @@ class TenantShares(Generic[OwnedT]):
     While tenants hold more than `share` of the blocks, only their blocks go: the inner policy's victim if it is one of
     theirs, else the longest unused block of the tenant that holds most, as far as any may go. A share is of the most
     blocks that there were, which is the room once something has to go. A victim counts as gone, unless it is offered
-    again.
+    again. Who wants some blocks only to count says which, and tells the inner policy of those that are stored, used and
+    removed.
 
     At most 1 / `share` tenants can be over it, so a victim costs that and O(log n), amortised.
     """
@@ -40,12 +41,12 @@ class TenantShares(Generic[OwnedT]):
 
     def block_stored(self, block: OwnedT) -> None:
         """Counts the new block."""
-        self._count(block)
+        self.count_in(block)
         self._inner.block_stored(block)
 
     def block_removed(self, block: OwnedT) -> None:
         """The block counts no more."""
-        self._forget(block)
+        self.count_out(block)
         self._inner.block_removed(block)
 
     def block_used(self, block: OwnedT) -> None:
@@ -58,7 +59,7 @@ class TenantShares(Generic[OwnedT]):
 
     def offer_block(self, block: OwnedT) -> None:
         """Offers the block to the inner policy, and as one of its tenant's; a victim that was spared counts again."""
-        self._count(block)
+        self.count_in(block)
         self._offers.setdefault(block.namespace, Lru()).offer_block(block)
         self._inner.offer_block(block)
 
@@ -79,8 +80,20 @@ class TenantShares(Generic[OwnedT]):
             self._inner.withdraw_block(instead)
             victim = instead
         self._take(victim)
-        self._forget(victim)
+        self.count_out(victim)
         return victim
+
+    def count_in(self, block: OwnedT) -> None:
+        """The block counts from now on; a second call does nothing."""
+        if block.key not in self._counted:
+            self._counted[block.key] = block.namespace
+            self._most = max(self._most, len(self._counted))
+            self._change(block.namespace, 1)
+
+    def count_out(self, block: OwnedT) -> None:
+        """The block counts no more, until it is offered or counted again; a second call does nothing."""
+        if self._counted.pop(block.key, None) is not None:
+            self._change(block.namespace, -1)
 
     def _is_over(self, tenant: bytes) -> bool:
         return self._counts.get(tenant, 0) > self._share * self._most
@@ -108,16 +121,6 @@ class TenantShares(Generic[OwnedT]):
             offers.withdraw_block(block)
             if not offers:
                 del self._offers[block.namespace]
-
-    def _count(self, block: OwnedT) -> None:
-        if block.key not in self._counted:
-            self._counted[block.key] = block.namespace
-            self._most = max(self._most, len(self._counted))
-            self._change(block.namespace, 1)
-
-    def _forget(self, block: OwnedT) -> None:
-        if self._counted.pop(block.key, None) is not None:
-            self._change(block.namespace, -1)
 
     def _change(self, tenant: bytes, by: int) -> None:
         count = self._counts.get(tenant, 0) + by

@@ -7,7 +7,7 @@ waits. A client may claim as many blocks as `most_keys`; its oldest claims go fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 
 from penstock.kv.identity import MAX_KEYS
@@ -90,12 +90,16 @@ class Claims:
         """Waits for claims."""
         return sum(len(claim.waiting) for mine in self._of.values() for claim in mine.values())
 
-    def make(self, owner: str, number: int, keys: Sequence[bytes], pace: Pace, *, now: float) -> Claim:
-        """Claims blocks, none of which is stored. Another claim of the same number is over."""
+    def make(
+        self, owner: str, number: int, keys: Sequence[bytes], pace: Pace, *, now: float, stored: Container[bytes] = ()
+    ) -> Claim:
+        """Claims blocks but for those that are `stored`, which the first is not. They lie behind a gap and are computed
+        as well, so they have their place. Another claim of the same number is over."""
         self.withdraw(owner, number)
         self.expire(now)
         keys = keys[: self._most]
-        claim = Claim(owner, number, {key: place for place, key in enumerate(keys)}, len(keys), pace, now)
+        left = {key: place for place, key in enumerate(keys) if key not in stored}
+        claim = Claim(owner, number, left, len(keys), pace, now)
         mine = self._of.setdefault(owner, {})
         mine[number] = claim
         for key in claim.left:

@@ -28,7 +28,7 @@ class Pages:
         self.content: list[bytes] = []
         self._meanwhile = meanwhile
 
-    async def take(self, first_block: int, blocks: int) -> int:
+    async def take(self, first_block: int, blocks: int, within_s: float | None = None) -> int:
         return 0
 
     def settled(self, blocks: int) -> None:
