@@ -70,6 +70,28 @@ template <int P> struct Staying {
   inline const char *at(int p, int tile) const { return panel[p] + int64_t(tile) * kTileBytes; }
 };
 
+// The same for panels that have been made into tiles already. Those of the next P panels are made meanwhile, spread over
+// all these blocks, so that the processor does both at once.
+template <Kind kind, int P> struct Making {
+  const char *panel[P];
+  Reader<kind> next[P];
+  char *to[P];
+  int inputs;
+  int64_t steps, tiles;  // steps with these panels, and tiles of the next ones
+  int64_t step = 0, made = 0;
+
+  inline void enter(int) {
+    ++step;
+    while (made * steps < step * tiles) make();
+  }
+  inline void make() {
+    const int p = int(made % P), at = int(made / P) * kTileInputs;
+    fill_tile(next[p], std::min(inputs - at, kTileInputs), to[p] + int64_t(at) * 32);
+    ++made;
+  }
+  inline const char *at(int p, int tile) const { return panel[p] + int64_t(tile) * kTileBytes; }
+};
+
 // The same for panels that have to be made into tiles first. This is done one tile ahead of the products, so that the
 // processor does both at once.
 template <Kind kind, int P> class Restored {
@@ -166,39 +188,60 @@ template <Kind kind, int P, class... Rows> void multiply_few(const Linear &matri
   }
 }
 
-// Multiplies more rows: all of them with the inputs [from, from + kStretch) of P panels. `more` says whether other
-// panels follow, which are prefetched.
+// Multiplies more rows: all of them with the inputs [from, from + kStretch) of the P panels from number `p` of `count` on,
+// unless `last` those of a loop over all. Panels that have to be made into tiles are made one turn ahead.
 template <Kind kind, int P>
-void multiply_many(const Linear &matrix, int panel, int from, bool more, const float *x, const Blocks &blocks,
+void multiply_many(const Linear &matrix, int first, int p, int count, int from, const float *x, const Blocks &blocks,
                    float *room, float *sums, TileShapes &shapes) {
   const int inputs = std::min(matrix.inputs - from, kStretch), tiles = (inputs + kTileInputs - 1) / kTileInputs;
-  Staying<P> weights{{}, {}, tiles, 0, (blocks.count + 1) / 2};
-  for (int p = 0; p < P; ++p) {
-    Reader<kind> packed(matrix, panel + p, from);
-    if (kind == BFLOAT16 && inputs % kTileInputs == 0) {
-      weights.panel[p] = packed.at;
-      if (more) weights.next[p] = Reader<kind>(matrix, panel + P + p, from).at;
-      continue;
-    }
-    char *own = reinterpret_cast<char *>(room) + int64_t(p) * kStretch * 32;
-    for (int t = 0; t < tiles; ++t)
-      fill_tile(packed, std::min(inputs - t * kTileInputs, kTileInputs), own + t * kTileBytes);
-    weights.panel[p] = own;
-  }
+  const int turns = (blocks.count + 1) / 2, panel = first + p;
+  const bool more = P > 1 && p + 2 * P <= count;  // whether as many panels follow
   auto rows = [&](int block) {
     const int row = blocks.first(block), size = blocks.size(block);
     return TileRows{reinterpret_cast<const char *>(x + row * packed_width(matrix.inputs)) + int64_t(from) * size * 2,
-                    size, sums + int64_t(row) * kGang * kLanes};
+                    size, sums + (int64_t(row) * kGang + p) * kLanes};
   };
-  for (int block = 0; block < blocks.count; block += 2, ++weights.turn) {
-    if (block + 1 < blocks.count) {
-      shape_for(shapes, blocks.size(block), blocks.size(block + 1));
-      add_tiles<P>(weights, tiles, rows(block), rows(block + 1), from == 0);
-    } else {
-      shape_for(shapes, blocks.size(block));
-      add_tiles<P>(weights, tiles, rows(block), from == 0);
+  auto multiply = [&](auto &weights, auto after) {
+    for (int block = 0; block < blocks.count; block += 2, after()) {
+      if (block + 1 < blocks.count) {
+        shape_for(shapes, blocks.size(block), blocks.size(block + 1));
+        add_tiles<P>(weights, tiles, rows(block), rows(block + 1), from == 0);
+      } else {
+        shape_for(shapes, blocks.size(block));
+        add_tiles<P>(weights, tiles, rows(block), from == 0);
+      }
     }
+  };
+  if (kind == BFLOAT16 && inputs % kTileInputs == 0) {
+    Staying<P> weights{{}, {}, tiles, 0, turns};
+    for (int i = 0; i < P; ++i) {
+      weights.panel[i] = Reader<kind>(matrix, panel + i, from).at;
+      if (more) weights.next[i] = Reader<kind>(matrix, panel + P + i, from).at;
+    }
+    return multiply(weights, [&] { ++weights.turn; });
   }
+  auto place = [&](int turn, int i) {
+    return reinterpret_cast<char *>(room) + int64_t(turn % 2 * P + i) * kStretch * 32;
+  };
+  Making<kind, P> weights{{}, {}, {}, inputs, int64_t(turns) * tiles, int64_t(P) * tiles};
+  auto begin = [&](int turn) {
+    for (int i = 0; i < P; ++i) {
+      weights.next[i] = Reader<kind>(matrix, first + turn * P + i, from);
+      weights.to[i] = place(turn, i);
+    }
+  };
+  const int turn = p / P;
+  if (turn == 0 || P == 1) {
+    begin(turn);
+    while (weights.made < weights.tiles) weights.make();
+    weights.made = 0;
+  }
+  for (int i = 0; i < P; ++i) weights.panel[i] = place(turn, i);
+  if (more)
+    begin(turn + 1);
+  else
+    weights.tiles = 0;
+  multiply(weights, [] {});
 }
 
 template <Kind kind>
@@ -222,8 +265,8 @@ void multiply_tiles(const Linear &matrix, int panel, int count, const float *x, 
   } else {
     for (int from = 0; from < matrix.inputs; from += kStretch) {
       for (p = 0; p + 2 <= count; p += 2)
-        multiply_many<kind, 2>(matrix, panel + p, from, p + 4 <= count, x, blocks, room, sums + p * kLanes, shapes);
-      if (p < count) multiply_many<kind, 1>(matrix, panel + p, from, false, x, blocks, room, sums + p * kLanes, shapes);
+        multiply_many<kind, 2>(matrix, panel, p, count, from, x, blocks, room, sums, shapes);
+      if (p < count) multiply_many<kind, 1>(matrix, panel, p, count, from, x, blocks, room, sums, shapes);
     }
   }
 }

@@ -14,7 +14,7 @@ constexpr int kTileRows = 16;                                    // rows of a ti
 constexpr int kExpandFrom = 64;            // rows from which unpacking a panel once pays, unless it is compressed
 constexpr int kInputs = 576;               // inputs whose unpacked panels stay in the nearer caches
 constexpr int kStretch = 2048;             // inputs of two panels, as tiles, that do so beside a slab of rows
-constexpr int kSlab = kTiles ? 128 : 120;  // most rows in one call of `multiply`
+constexpr int kSlab = kTiles ? 512 : 120;  // most rows in one call of `multiply`
 
 // Whether rows are rounded to bfloat16 before they are multiplied with a matrix of this kind: if the processor
 // multiplies bfloat16 and the weights are exact in it. Sums are float32, as everywhere.
@@ -34,6 +34,34 @@ constexpr int kMostRows = kTiles ? kTileRows : kRows;  // most rows of a block
 
 // How many floats a packed row takes.
 inline int64_t packed_width(int in) { return (in + 31) / 32 * 32; }
+
+// A row that is packed for tiles.
+struct TileRow {
+  uint16_t *at;
+  int64_t apart;  // from 32 inputs to the next 32
+  // Writes the inputs [k, k + 16) of `in`; behind the last of all, zeros to the tile's end.
+  inline void put(int k, int in, const Floats &value) const {
+    uint16_t *to = at + k / 32 * apart + k % 32;
+    value.round(to);
+    if (k % 32 == 0 && k + kLanes >= in) Floats{}.round(to + kLanes);
+  }
+};
+
+// The rows of blocks that are packed for tiles, at most kSlab of them.
+class TileRowsOf {
+ public:
+  TileRowsOf(float *x, const Blocks &blocks, int in) {
+    for (int block = 0; block < blocks.count; ++block) {
+      const int first = blocks.first(block), size = blocks.size(block);
+      uint16_t *tile = reinterpret_cast<uint16_t *>(x + first * packed_width(in));
+      for (int r = 0; r < size; ++r) row_[first + r] = {tile + r * 32, int64_t(size) * 32};
+    }
+  }
+  const TileRow &operator[](int row) const { return row_[row]; }
+
+ private:
+  TileRow row_[kSlab];
+};
 
 // Packs one block of rows for matrices of a kind. `value(r, k)` gives sixteen inputs of row r, zeros behind the last.
 // The result is one of these:

@@ -45,9 +45,10 @@ class Pass {
         all_(step.rows, nullptr, model.head.kind),
         last_(step.samples, step.sampled, model.head.kind),
         shared_(step.rows > 2 * kMostRows),
+        packed_(kTiles && rounds(model.head.kind)),
         qkv_(floats(wide())),
         mixed_(floats(narrow())),
-        inner_(floats(model.intermediate)),
+        inner_(floats(int(packed_width(model.intermediate)))),
         attention_(team, model, step, qkv_, mixed_, scratch_) {
     const int members = team_size(team), slab = std::min(step.rows, kSlab);
     const int64_t sums = int64_t(slab) * kGang * kLanes, room = kRoom;
@@ -118,14 +119,17 @@ class Pass {
   void add(Job job, int layer, int chunks) { phases_.push_back({job, NONE, layer, chunks, 0}); }
 
   // Adds two phases: pack the rows, multiply. If there are few rows, the first has no chunks: each member packs all
-  // rows for itself, which costs less than waiting for each other.
+  // rows for itself, which costs less than waiting for each other. Nor has it any if the rows were written packed.
   void product_of(Product product, int layer, int columns, const Rows &rows) {
     const int panels = columns / kLanes;
     const bool halved = product == GATE_UP && kGang > 8;  // a chunk takes panels of two matrices
     const int size = halved ? (size_of(panels) + 7) / 8 * 4 : size_of(panels);
-    phases_.push_back({PACK_ROWS, product, layer, shared_ ? rows.all_blocks() : 0, 0});
+    phases_.push_back({PACK_ROWS, product, layer, shared_ && !is_packed(product) ? rows.all_blocks() : 0, 0});
     phases_.push_back({MULTIPLY, product, layer, rows.slabs() ? (panels + size - 1) / size : 0, size});
   }
+
+  // Whether the product before this one has written its rows packed.
+  bool is_packed(Product product) const { return packed_ && product == DOWN; }
 
   // The number of panels in a chunk: small enough that every member gets some, and whole gangs where there are many.
   int size_of(int panels) const {
@@ -154,7 +158,7 @@ class Pass {
   // Multiplies all rows with the chunk of panels from `first` on, in phase `number`.
   void multiply(const Phase &phase, int number, int first, Member &member) {
     const Rows &rows = rows_of(phase);
-    if (!shared_ && member.ready != number) {
+    if (!shared_ && !is_packed(phase.product) && member.ready != number) {
       member.ready = number;
       for (int block = 0; block < rows.all_blocks(); ++block) pack_rows(phase, member.x, block);
     }
@@ -232,7 +236,7 @@ class Pass {
     const Linear &matrix = matrix_of(phase);
     const int width = (phase.product == GATE_UP ? model_.intermediate : matrix.outputs) / kLanes,
               count = std::min(width - first, phase.size);
-    const float *x = member.x + rows.number(slab, 0) * packed_width(matrix.inputs);
+    const float *x = (is_packed(phase.product) ? inner_ : member.x) + rows.number(slab, 0) * packed_width(matrix.inputs);
     auto each = [&](auto take) { product(matrix, first, count, x, blocks, member.room, member.sums, take); };
     switch (phase.product) {
       case QKV:
@@ -242,10 +246,18 @@ class Pass {
       case GATE_UP: {
         float *ups = member.sums + int64_t(blocks.rows) * kGang * kLanes;
         penstock::multiply(matrix, width + first, count, x, blocks, member.room, ups);
-        return each([&](int row, int panel, Floats gate) {
+        auto inner = [&](int row, int panel, const Floats &gate) {
           const Floats up = Floats::load(ups + (int64_t(row) * kGang + panel - first) * kLanes);
-          (silu(gate) * finished(matrix, width + panel, up))
-              .store(inner_ + int64_t(rows.number(slab, row)) * model_.intermediate + panel * kLanes);
+          return silu(gate) * finished(matrix, width + panel, up);
+        };
+        const int wide = model_.intermediate;
+        if (!packed_)
+          return each([&](int row, int panel, Floats gate) {
+            inner(row, panel, gate).store(inner_ + int64_t(rows.number(slab, row)) * wide + panel * kLanes);
+          });
+        const TileRowsOf to(inner_ + rows.number(slab, 0) * packed_width(wide), blocks, wide);
+        return each([&](int row, int panel, Floats gate) {
+          to[row].put(panel * kLanes, wide, inner(row, panel, gate));
         });
       }
       case HEAD:
@@ -285,6 +297,7 @@ class Pass {
   const Step &step_;
   const Rows all_, last_;
   const bool shared_;  // whether rows are packed once for all members
+  const bool packed_;  // whether inner_ is written packed for tiles
   Scratch scratch_;
   float *const qkv_, *const mixed_, *const inner_;  // [rows, wide()], [rows, narrow()], [rows, intermediate]
   Attention attention_;
