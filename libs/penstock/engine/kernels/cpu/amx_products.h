@@ -70,8 +70,8 @@ template <int P> struct Staying {
   inline const char *at(int p, int tile) const { return panel[p] + int64_t(tile) * kTileBytes; }
 };
 
-// The same for panels that have been made into tiles already. Those of the next P panels are made meanwhile, spread over
-// all these blocks, so that the processor does both at once.
+// The same for panels that have been made into tiles already. The next P panels are made into tiles meanwhile, spread
+// over all these blocks, so that the processor does both at once.
 template <Kind kind, int P> struct Making {
   const char *panel[P];
   Reader<kind> next[P];
@@ -188,8 +188,8 @@ template <Kind kind, int P, class... Rows> void multiply_few(const Linear &matri
   }
 }
 
-// Multiplies more rows: all of them with the inputs [from, from + kStretch) of the P panels from number `p` of `count` on,
-// unless `last` those of a loop over all. Panels that have to be made into tiles are made one turn ahead.
+// Multiplies more rows: all of them with the inputs [from, from + kStretch) of P panels, which are number `p` and
+// following of `count` from panel `first` on. Panels that have to be made into tiles are made one call ahead.
 template <Kind kind, int P>
 void multiply_many(const Linear &matrix, int first, int p, int count, int from, const float *x, const Blocks &blocks,
                    float *room, float *sums, TileShapes &shapes) {

@@ -132,9 +132,16 @@ class Pass {
   bool is_packed(Product product) const { return packed_ && product == DOWN; }
 
   // The number of panels in a chunk: small enough that every member gets some, and whole gangs where there are many.
+  // With many rows in tiles, pairs of panels make chunks that members can share evenly.
   int size_of(int panels) const {
     const int members = team_size(team_);
-    return members == 1 ? kGang : std::clamp(panels / (members * 4) / 4 * 4, 4, kGang);
+    if (members == 1) return kGang;
+    int size = std::clamp(panels / (members * 4) / 4 * 4, 4, kGang);
+    auto most = [&](int size) { return (panels + size * members - 1) / (size * members) * size; };  // of one member
+    if (packed_ && shared_)
+      for (int other = size + 2, end = std::min(2 * size, kGang); other <= end; other += 2)
+        if (most(other) < most(size)) size = other;
+    return size;
   }
 
   const Rows &rows_of(const Phase &phase) const {
@@ -236,7 +243,8 @@ class Pass {
     const Linear &matrix = matrix_of(phase);
     const int width = (phase.product == GATE_UP ? model_.intermediate : matrix.outputs) / kLanes,
               count = std::min(width - first, phase.size);
-    const float *x = (is_packed(phase.product) ? inner_ : member.x) + rows.number(slab, 0) * packed_width(matrix.inputs);
+    const float *packed = is_packed(phase.product) ? inner_ : member.x,
+                *x = packed + rows.number(slab, 0) * packed_width(matrix.inputs);
     auto each = [&](auto take) { product(matrix, first, count, x, blocks, member.room, member.sums, take); };
     switch (phase.product) {
       case QKV:
@@ -256,9 +264,8 @@ class Pass {
             inner(row, panel, gate).store(inner_ + int64_t(rows.number(slab, row)) * wide + panel * kLanes);
           });
         const TileRowsOf to(inner_ + rows.number(slab, 0) * packed_width(wide), blocks, wide);
-        return each([&](int row, int panel, Floats gate) {
-          to[row].put(panel * kLanes, wide, inner(row, panel, gate));
-        });
+        return each(
+            [&](int row, int panel, Floats gate) { to[row].put(panel * kLanes, wide, inner(row, panel, gate)); });
       }
       case HEAD:
         return each([&](int row, int panel, Floats sum) {
