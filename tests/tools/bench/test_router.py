@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from itertools import islice
+from pathlib import Path
 
 import pytest
 
+from penstock.bench.harness import BenchReport
 from penstock.bench.measured.document import section
 from penstock.bench.router import measure
 from penstock.bench.router.crowd import BLOCK, TURN_TOKENS, Crowd, CrowdSetup
+from penstock.bench.router.validation import Calibration, rate_figures
+from penstock.router.workers import StepCost
+from penstock.simulator.rates import rates, read_rates
 
 
 @pytest.mark.parametrize("disaggregated", [False, True])
@@ -44,3 +49,22 @@ async def test_all_sizes_are_measured() -> None:
     assert text.count("| coding_agents, 4 |") == 2, "a row for each policy that was run"
     assert "| coding_agents | all |" in text, "with and without names and stores"
     assert found["hint|coding_agents|neither|all|hit"].value is not None
+
+
+def test_the_rates_that_are_kept_are_those_of_the_model(tmp_path: Path) -> None:
+    """The median of the rounds, in a report that the document is made of too."""
+    rounds = [
+        Calibration(
+            overhead_s=0.004,
+            prefill_rate=1_234.5 * factor,
+            prefill_context_s=6.7e-8 * factor,
+            step=StepCost(0.0123, 0.0045, 6.7e-7).times(factor),
+            fetch_rate=8.9e8 * factor,
+        )
+        for factor in (1.0, 0.5, 2.0)
+    ]
+    report = BenchReport("router", rate_figures([one.model for one in rounds])).json()
+    kept = tmp_path / "rates.json"
+    kept.write_text(report, encoding="utf-8")
+    assert rates(read_rates(kept)) == rates(rounds[0].model)
+    assert section(report)

@@ -154,7 +154,8 @@ def router(
 ) -> None:
     """What a decision of the router costs: long and short prompts, new and known sessions, 10 to 1,000 workers. And how
     good it is: all policies on recorded workloads, before modelled workers, and ours without names of sessions and
-    without stores. How far such a model is off, and what it is worth to prefill and decode apart, beside a real mesh.
+    without stores. How far such a model is off beside a real mesh, whose rates `penstock simulate --rates` reads, and
+    what it is worth there to prefill and decode apart.
 
     Parameters
     ----------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as jsonlib
 import statistics
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from penstock.router.workers import StepCost
 from penstock.simulator.capacity import CapacitySearch, Slo, Tried
 from penstock.simulator.plot import PlotError
 from penstock.simulator.plot import plot as draw
+from penstock.simulator.rates import RatesError, read_rates
 from penstock.simulator.simulation import SimulatedMesh, Simulation, SimulationResult
 from penstock.simulator.workers import WorkerModel
 from penstock.traces.reading import Trace, TraceError, load
@@ -37,16 +39,17 @@ def simulate(
     policy: PolicyName = "seconds",
     per_host: int = 1,
     store_blocks: int = 6_250,
-    prefill_rate: float = 5_000.0,
-    prefill_context_s: float = 0.0,
-    step_base_s: float = 0.02,
-    step_sequence_s: float = 0.0003,
-    step_token_s: float = 2e-8,
+    rates: Path | None = None,
+    prefill_rate: float | None = None,
+    prefill_context_s: float | None = None,
+    step_base_s: float | None = None,
+    step_sequence_s: float | None = None,
+    step_token_s: float | None = None,
     max_running: int = 64,
     kv_tokens: int = 1_000_000,
     max_queue_s: float = 120.0,
     token_bytes: int = 23_040,
-    fetch_rate: float = 1e9,
+    fetch_rate: float | None = None,
     remote_rate: float = 2e8,
     slo_ttft: float = 0.0,
     slo_itl: float = 0.0,
@@ -74,16 +77,19 @@ def simulate(
         Workers of one host, which share a store.
     store_blocks:
         Blocks of the trace that the store of a host holds.
+    rates:
+        What `penstock bench router --part simulator --json` printed: the rates that it measured take the place of the
+        defaults of --prefill-rate, --prefill-context-s, --step-base-s, --step-sequence-s, --step-token-s, --fetch-rate.
     prefill_rate:
-        Tokens of prompts that a worker computes per second, with no context before them.
+        Tokens of prompts that a worker computes per second, with no context before them. Default: 5,000.
     prefill_context_s:
-        What each token of the context before it adds to a token of a prompt.
+        What each token of the context before it adds to a token of a prompt. Default: 0.
     step_base_s:
-        Seconds of a decoding step, however little there is to do.
+        Seconds of a decoding step, however little there is to do. Default: 0.02.
     step_sequence_s:
-        What each sequence adds.
+        What each sequence adds. Default: 0.0003.
     step_token_s:
-        What each token of their context adds.
+        What each token of their context adds. Default: 2e-8.
     max_running:
         Sequences in one batch of a worker.
     kv_tokens:
@@ -93,7 +99,7 @@ def simulate(
     token_bytes:
         Of the KV of one token.
     fetch_rate:
-        Bytes per second from the store of a worker's host.
+        Bytes per second from the store of a worker's host. Default: 1e9.
     remote_rate:
         Likewise from another host's store.
     slo_ttft:
@@ -113,6 +119,11 @@ def simulate(
         Print one JSON object and nothing else.
     """
     try:
+        worker = WorkerModel() if rates is None else read_rates(rates)
+    except RatesError as error:
+        print(f"penstock simulate: --rates {rates}: {error}", file=sys.stderr)
+        return 2
+    try:
         loaded = load(trace)
     except TraceError as error:
         print(f"penstock simulate: {trace}: {error}", file=sys.stderr)
@@ -126,20 +137,25 @@ def simulate(
         token_bytes=token_bytes,
         max_queue_s=max_queue_s,
         policy=policy,
-        model=WorkerModel(
-            prefill_rate=prefill_rate,
-            prefill_context_s=prefill_context_s,
-            step=StepCost(step_base_s, step_sequence_s, step_token_s),
+        model=replace(
+            worker,
+            prefill_rate=_given(prefill_rate, worker.prefill_rate),
+            prefill_context_s=_given(prefill_context_s, worker.prefill_context_s),
+            step=StepCost(
+                _given(step_base_s, worker.step.base_s),
+                _given(step_sequence_s, worker.step.sequence_s),
+                _given(step_token_s, worker.step.token_s),
+            ),
             max_running=max_running,
             kv_tokens=kv_tokens,
-            fetch_rate=fetch_rate,
+            fetch_rate=_given(fetch_rate, worker.fetch_rate),
             remote_rate=remote_rate,
         ),
     )
     if not (mesh.decode or mesh.both):
         print("penstock simulate: --decode or --both must be at least 1: nobody generates", file=sys.stderr)
         return 2
-    if step_base_s <= 0 and step_sequence_s <= 0:
+    if mesh.model.step.base_s <= 0 and mesh.model.step.sequence_s <= 0:
         print("penstock simulate: --step-base-s or --step-sequence-s must be above 0: steps take time", file=sys.stderr)
         return 2
     slo = Slo(ttft_s=slo_ttft, itl_s=slo_itl)
@@ -167,6 +183,10 @@ def simulate(
             print(f"penstock simulate: --plot {plot}: {error}", file=sys.stderr)
             return 2
     return 0
+
+
+def _given(option: float | None, otherwise: float) -> float:
+    return otherwise if option is None else option
 
 
 def _simulated(trace: Trace, mesh: SimulatedMesh, *, quiet: bool) -> SimulationResult:

@@ -26,6 +26,7 @@ from penstock.bench.engine.subjects import Places
 from penstock.bench.harness import Figure, figure, missing
 from penstock.cli.mesh import MeshOptions
 from penstock.router.workers import StepCost
+from penstock.simulator.rates import UNITS, rates
 from penstock.simulator.simulation import SimulatedMesh, Simulation
 from penstock.simulator.workers import WorkerModel
 from penstock.traces.reading import RecordedAsk, Trace, load
@@ -89,10 +90,12 @@ class Calibration:
 
 
 async def validation_figures(trace: Path, quick: bool) -> list[Figure]:
-    """`simulator_ttft_error`: how far p50 and p90 of the TTFT are off, the worse of both, in each round."""
+    """`simulator_ttft_error`: how far p50 and p90 of the TTFT are off, the worse of both, in each round. And the
+    rates of the worker, as they were simulated."""
     places = Places.default()
     sources = Sources(SMALL, await asyncio.to_thread(served, SMALL, places.models), places)
     errors: dict[float, list[float]] = {_TTFT_P50: [], _TTFT_P90: []}
+    models: list[WorkerModel] = []
     try:
         async with sources.open(_MESH) as server:
             ask = server.client.ask
@@ -103,7 +106,9 @@ async def validation_figures(trace: Path, quick: bool) -> list[Figure]:
                 measured = [one.time_to_first_token for one in await _play(asks, ask, f"{round}")]
                 after = await calibrated(ask, PromptSource(SMALL.vocab, f"calibration/{round}/after"))
                 print(f"after it: {after}", file=sys.stderr, flush=True)
-                predicted = simulated(asks, found.mean(after))
+                meanwhile = found.mean(after)
+                models.append(meanwhile.model)
+                predicted = simulated(asks, meanwhile)
                 for percent, off in errors.items():
                     real, model = percentile(measured, percent), percentile(predicted, percent)
                     print(
@@ -116,7 +121,14 @@ async def validation_figures(trace: Path, quick: bool) -> list[Figure]:
     return [
         figure("simulator_ttft_error", worse, "ratio", "a mesh under the same requests", 0.2, lower_is_better=True),
         *(figure(f"simulator_ttft_error_p{percent:.0f}", off, "ratio", "likewise") for percent, off in errors.items()),
+        *rate_figures(models),
     ]
+
+
+def rate_figures(models: Sequence[WorkerModel]) -> list[Figure]:
+    """What `penstock simulate --rates` reads: the rates of one worker, from a model of it in each round."""
+    found = [rates(model) for model in models]
+    return [figure(id, [one[id] for one in found], unit, "for scale") for id, unit in UNITS.items()]
 
 
 async def calibrated(ask: Asking, source: PromptSource) -> Calibration:
