@@ -8,6 +8,7 @@ import re
 import signal
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -94,10 +95,10 @@ class Stage:
         self.places |= {attempt["tokens_before"] for attempt in found["choices"][0]["attempts"][1:]}
 
 
-@pytest.fixture(scope="module")
-async def stage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]:
-    model = write_checkpoint(tmp_path_factory.mktemp("deep") / "deep", DEEP)
-    draft = write_checkpoint(tmp_path_factory.mktemp("draft") / "draft", replace(DEEP, layers=1))
+def _options(place: Path, **changes: Any) -> MeshOptions:
+    """One of each service, the model drafted for by one of its own kind."""
+    model = write_checkpoint(place / "deep", DEEP)
+    draft = write_checkpoint(place / "draft", replace(DEEP, layers=1))
     options = MeshOptions(
         port=0,
         models=(str(model),),
@@ -108,6 +109,12 @@ async def stage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage
         hung_s=4.0,
         engine=EngineSettings(draft_always=True, lookup_tokens=0),
     )
+    return replace(options, **changes)
+
+
+@pytest.fixture(scope="module")
+async def stage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]:
+    options = _options(tmp_path_factory.mktemp("mesh"))
     async with (
         mortal_mesh(options, wired=["decode-0"]) as mesh,
         AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0, timeout=90) as client,
@@ -194,3 +201,27 @@ async def test_a_worker_that_is_cut_off_from_the_router(stage: Stage) -> None:
     assert answer.said == (await tell(stage.client, long)).said
     found = (await stage.http.get(f"/v1/requests/{answer.id}")).json()
     assert found["replans"] >= 1
+
+
+async def test_a_worker_that_only_the_router_reaches(tmp_path: Path) -> None:
+    """The router hears from it as ever. The gateway notices that no token comes, and its streams move."""
+    options = _options(tmp_path, decode=2)
+    async with (
+        mortal_mesh(options, doors=["decode-0", "decode-1"]) as mesh,
+        AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0, timeout=90) as client,
+        httpx2.AsyncClient(base_url=mesh.url) as http,
+    ):
+        long = {**TEXT, "max_tokens": 200}
+        whole = await tell(client, long)
+        for at in (1, 40):
+            told = Told()
+
+            def cut(told: Told = told) -> None:
+                mesh.doors[mesh.members[told.decode]].cut()
+
+            await tell(client, long, at=at, act=cut, told=told)
+            assert told.said == whole.said
+            found = (await http.get(f"/v1/requests/{told.id}")).json()
+            first, *_, last = found["choices"][0]["attempts"]
+            assert first["decode"]["worker"] == told.decode != last["decode"]["worker"]
+            mesh.doors[mesh.members[told.decode]].heal()

@@ -39,6 +39,8 @@ class WorkerConfig:
     """Name under which clients ask for the model; empty: the directory's name."""
     address: Address = HostPort("127.0.0.1:0")
     """Address to listen on, host:port; port 0 picks a free port."""
+    advertise: OptionalAddress = None
+    """Address at which others reach this worker, host:port; empty: that of `address`."""
     router: Addresses = ()
     """Addresses of all routers, host:port with commas between them; the worker joins each. Empty: none."""
     kvstore: OptionalAddress = None
@@ -83,7 +85,7 @@ class WorkerConfig:
             raise ConfigError("cores", self.cores, str(error)) from error
         addresses(self, "address")
         address_lists(self, "router")
-        optional_addresses(self, "kvstore", "metrics_address")
+        optional_addresses(self, "advertise", "kvstore", "metrics_address")
         if self.draft not in ("", "none"):
             addresses(self, "draft")
         more_than(self, 0, "store_timeout_s", "step_limit_s")

@@ -98,7 +98,7 @@ async def open_worker(
                 config.address, lambda server: register(server, worker), services, grace=_LATE_S
             ) as server:
                 address = config.address.at(server.port)
-                async with in_rotation(worker, role, address, server) as done:
+                async with in_rotation(worker, role, config.advertise or address, server) as done:
                     yield ServedWorker(address, worker, done)
 
 

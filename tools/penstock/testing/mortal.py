@@ -98,11 +98,18 @@ class MortalMesh:
     """Made by `mortal_mesh`."""
 
     def __init__(
-        self, url: str, supervisor: Supervisor, wires: dict[str, CuttableWire], members: Mapping[str, str]
+        self,
+        url: str,
+        supervisor: Supervisor,
+        wires: Mapping[str, CuttableWire],
+        doors: Mapping[str, CuttableWire],
+        members: Mapping[str, str],
     ) -> None:
         self.url = url
         self.wires = wires
         """The way to the router of each service that was asked to have one of its own, by name."""
+        self.doors = doors
+        """The way of all others to each worker that was asked to have one, by name."""
         self.members = members
         """The names of the workers that have joined, such as decode-0, by their ids, which change when they start
         again. Only with the log level info."""
@@ -133,32 +140,34 @@ class MortalMesh:
 
 @asynccontextmanager
 async def mortal_mesh(
-    options: MeshOptions, *, patience: Patience | None = None, wired: Collection[str] = ()
+    options: MeshOptions, *, patience: Patience | None = None, wired: Collection[str] = (), doors: Collection[str] = ()
 ) -> AsyncIterator[MortalMesh]:
     """A mesh that serves, for the length of the block. Who dies comes back after the same short pause each time.
-    `wired` are services, such as decode-0, with a way to the router that can be cut."""
+    `wired` are services, such as decode-0, with a way to the router that can be cut; `doors` are workers that others
+    reach on a way that can be cut."""
     patience = patience or Patience(stop_s=5.0, first_backoff_s=0.1, last_backoff_s=0.1, hung_s=options.hung_s)
     async with AsyncExitStack() as stack:
         plan = plan_mesh(options, stack.enter_context(reserved_ports()))
-        children, wires = list(plan.children), {}
+        children, wires, opened = list(plan.children), {}, {}
         for number, child in enumerate(children):
             if child.name.startswith("router"):
                 children[number] = replace(child, command=(*child.command, *_HANDS_OFF))
             if child.name in wired:
                 at = child.command.index("--router") + 1
                 wires[child.name] = wire = await stack.enter_async_context(cuttable_wire(child.command[at]))
-                children[number] = _replaced(child, at, wire.address)
+                child = children[number] = _replaced(child, at, wire.address)
+            if child.name in doors:
+                door = await stack.enter_async_context(cuttable_wire(_address(child)))
+                opened[child.name] = door
+                children[number] = replace(child, command=(*child.command, "--advertise", door.address))
         meshes: list[MortalMesh] = []
 
         def heard(change: ChildChange) -> None:
             for mesh in meshes:
                 mesh.heard(change)
 
-        names = {
-            child.command[child.command.index("--address") + 1]: child.name
-            for child in children
-            if "--address" in child.command
-        }
+        names = {_address(child): child.name for child in children if "--address" in child.command}
+        names |= {door.address: name for name, door in opened.items()}
         members: dict[str, str] = {}
 
         def said(name: str, line: str) -> None:
@@ -170,8 +179,13 @@ async def mortal_mesh(
         supervisor = await stack.enter_async_context(supervised(children, heard, said, patience))
         await supervisor.ready()
         await serving(plan.url)
-        meshes.append(MortalMesh(plan.url, supervisor, wires, members))
+        meshes.append(MortalMesh(plan.url, supervisor, wires, opened, members))
         yield meshes[0]
+
+
+def _address(child: ChildSpec) -> str:
+    """At which it listens."""
+    return child.command[child.command.index("--address") + 1]
 
 
 def _replaced(child: ChildSpec, at: int, argument: str) -> ChildSpec:
