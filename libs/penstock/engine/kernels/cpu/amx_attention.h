@@ -95,6 +95,19 @@ struct Sight {
   }
 };
 
+// e^x for x of at most 0, to three parts in a million: a weight is rounded to bfloat16. The polynomial is a minimax fit
+// of e^r for |r| up to ln 2 / 2 that is 1 at 0. NaN stays NaN.
+inline __m512 weight_of(__m512 x) {
+  x = _mm512_max_ps(_mm512_set1_ps(-87.0f), x);
+  const __m512 whole = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 8);  // to nearest
+  const __m512 r = _mm512_fnmadd_ps(whole, _mm512_set1_ps(0.693147181f), x);
+  __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(0.0415138416f), r, _mm512_set1_ps(0.167874739f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.50003016f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.99996686f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
+  return _mm512_scalef_ps(p, whole);
+}
+
 // Turns score[count][16] into weights e^(score - most), stored as pairs of tokens in bfloat16, and sums the weights.
 // `count` is even.
 inline void weigh_tokens(const float *score, int count, const Sight &sight, uint32_t *weight, Floats &most,
@@ -109,9 +122,8 @@ inline void weigh_tokens(const float *score, int count, const Sight &sight, uint
   for (int t = 0; t < count; t += 2) {
     Floats both[2];
     for (int i = 0; i < 2; ++i) {
-      Floats below = Floats::load(score + (t + i) * kTileQueries);
-      below.part[0] -= most.part[0];
-      both[i].part[0] = (FloatPart)sight.hide(t + i, (__m512)exponential(below).part[0], _mm512_setzero_ps());
+      const __m512 below = _mm512_sub_ps(_mm512_load_ps(score + (t + i) * kTileQueries), (__m512)most.part[0]);
+      both[i].part[0] = (FloatPart)sight.hide(t + i, weight_of(below), _mm512_setzero_ps());
       sums[i] += both[i];
     }
     const __m512i pair = (__m512i)_mm512_cvtne2ps_pbh((__m512)both[1].part[0], (__m512)both[0].part[0]);
@@ -142,6 +154,24 @@ inline void mix_tokens(const uint16_t *values, int64_t apart, int blocks, const 
   }
   tile_store<0>(mixed, 64), tile_store<1>(mixed + 256, 64);
   if constexpr (tiles > 2) tile_store<2>(mixed + 512, 64), tile_store<3>(mixed + 768, 64);
+}
+
+// The same for 32 dimensions and two times 16 queries, the others' weights `others` numbers behind: every loaded tile
+// of values is used twice. Computes mixed[2][32][16].
+inline void mix_twice(const uint16_t *values, int64_t apart, int blocks, const uint32_t *weight, int64_t others,
+                      float *mixed) {
+  tile_zero<0>(), tile_zero<1>(), tile_zero<2>(), tile_zero<3>();
+  for (int block = 0; block < blocks; ++block) {
+    const uint16_t *at = values + block * kTileInputs;
+    const uint32_t *own = weight + block * 16 * kTileQueries;
+    tile_load<6>(own, 64);
+    tile_load<4>(at, apart), tile_add<0, 4, 6>();
+    tile_load<5>(at + 16 * apart / 2, apart), tile_add<1, 5, 6>();
+    tile_load<7>(own + others, 64);
+    tile_add<2, 4, 7>(), tile_add<3, 5, 7>();
+  }
+  tile_store<0>(mixed, 64), tile_store<1>(mixed + 256, 64);
+  tile_store<2>(mixed + 512, 64), tile_store<3>(mixed + 768, 64);
 }
 
 }  // namespace penstock

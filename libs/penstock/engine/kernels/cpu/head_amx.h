@@ -12,10 +12,10 @@ class HeadTiles : public Head<HeadTiles, Bf16Cache> {
   HeadTiles(const Model &model, const Step &step, int layer, int sequence, int kv_head, const float *qkv, Room room)
       : Head(model, step, layer, sequence, kv_head, qkv, room, kMost, kMost / 2 * model.head_dim),
         score_(room.take(kPiece * kTileQueries)),
-        weight_(reinterpret_cast<uint32_t *>(room.take(kPiece / 2 * kTileQueries))),
+        weight_(reinterpret_cast<uint32_t *>(room.take(2 * kWeights))),
         value_(reinterpret_cast<uint16_t *>(room.take(model.head_dim * kValues / 2))) {}
   static int64_t room(const Model &model) {
-    return own_room(model, kMost, kMost / 2 * model.head_dim) + kPiece * 3 / 2 * kTileQueries +
+    return own_room(model, kMost, kMost / 2 * model.head_dim) + kPiece * kTileQueries + 2 * kWeights +
            model.head_dim * kValues / 2;
   }
 
@@ -37,7 +37,7 @@ class HeadTiles : public Head<HeadTiles, Bf16Cache> {
     TileShapes shapes;
     tiles_for_attention(shapes);
     turn_values_of(span);
-    for (int from = 0; from < count_; from += kTileQueries) look_together(span, from, to);
+    for (int from = 0; from < count_; from += 2 * kTileQueries) look_together(span, from, to);
   }
 
   // Writes the queries' rows of `mixed` from what they have seen.
@@ -46,6 +46,7 @@ class HeadTiles : public Head<HeadTiles, Bf16Cache> {
   }
 
  private:
+  static constexpr int kWeights = kPiece / 2 * kTileQueries;  // numbers of the weights of 16 queries
   static constexpr int kValues = kPiece + 32;  // numbers between two dimensions of `value_`; not a power of two
 
   // The prepared queries of a block, as columns of tiles.
@@ -63,26 +64,33 @@ class HeadTiles : public Head<HeadTiles, Bf16Cache> {
     }
   }
 
-  // Computes what the queries [from, from + 16) see, over the tokens [low, high) that any of them sees.
+  // Computes what the queries [from, from + 32) see, over the tokens [low, high) that any of them sees.
   void look_together(const Span &span, int from, float *to) {
-    const int some = std::min(count_ - from, kTileQueries);
+    const int some = std::min(count_ - from, 2 * kTileQueries);
     const int low = std::max(span.begin, begin(from) - span.zero) / 32 * 32;
     const int high = std::min(span.end, end(from + some - 1) - span.zero);
     if (low >= high) return;
+    for (int first = 0; first < some; first += kTileQueries)
+      weigh(span, low, high, from + first, std::min(some - first, kTileQueries),
+            weight_ + first / kTileQueries * kWeights, to);
+    mix(low, (high - low + 31) / 32, some, to + from * Seen::size(dim_));
+  }
+
+  // Computes the weights of those tokens for `some` queries, at most 16, and notes the largest score and the sum.
+  void weigh(const Span &span, int low, int high, int from, int some, uint32_t *weight, float *to) {
     alignas(64) int32_t begins[kTileQueries] = {}, ends[kTileQueries] = {};
     for (int q = 0; q < some; ++q)
       begins[q] = begin(from + q) - span.zero - low, ends[q] = end(from + q) - span.zero - low;
     const Sight sight{_mm512_load_si512(begins), _mm512_load_si512(ends), begins[some - 1], ends[0]};
     score(span.zero + low, high - low, from);
     Floats most, sum;
-    weigh_tokens(score_, (high - low + 31) / 32 * 32, sight, weight_, most, sum);
+    weigh_tokens(score_, (high - low + 31) / 32 * 32, sight, weight, most, sum);
     alignas(64) float mosts[kLanes], sums[kLanes];
     most.store(mosts), sum.store(sums);
     for (int q = 0; q < some; ++q) {
       const Seen seen{to + (from + q) * Seen::size(dim_)};
       seen.most() = mosts[q], seen.sum() = sums[q];
     }
-    mix(low, (high - low + 31) / 32, some, to + from * Seen::size(dim_));
   }
 
   // Computes the scores of `count` tokens from position `first` on, where 16 tokens of a page begin.
@@ -104,19 +112,30 @@ class HeadTiles : public Head<HeadTiles, Bf16Cache> {
     }
   }
 
-  // Mixes the values for `some` queries, over `blocks` blocks of 32 tokens from token `low` on.
+  // Mixes the values for `some` queries, at most 32, over `blocks` blocks of 32 tokens from token `low` on.
   void mix(int low, int blocks, int some, float *to) {
+    const int size = Seen::size(dim_);
+    alignas(64) float mixed[4 * 16 * kLanes];
+    auto write = [&](int tile, int from, int i) {  // one tile, for the queries from `from` on and 16 dimensions
+      __m512i rows[16];
+      for (int r = 0; r < 16; ++r) rows[r] = _mm512_load_si512(mixed + (tile * 16 + r) * kLanes);
+      transpose(rows);
+      for (int q = from; q < std::min(some, from + kTileQueries); ++q)
+        _mm512_storeu_si512(to + q * size + kLanes + i, rows[q - from]);
+    };
+    const bool twice = some > kTileQueries;
     for (int i = 0; i < dim_;) {
-      alignas(64) float mixed[4 * 16 * kLanes];
-      const int tiles = i + 64 <= dim_ ? 4 : 2;
+      const int tiles = !twice && i + 64 <= dim_ ? 4 : 2;
       const uint16_t *own = value_ + int64_t(i) * kValues + low;
-      tiles == 4 ? mix_tokens<4>(own, kValues * 2, blocks, weight_, mixed)
-                 : mix_tokens<2>(own, kValues * 2, blocks, weight_, mixed);
+      if (twice)
+        mix_twice(own, kValues * 2, blocks, weight_, kWeights, mixed);
+      else if (tiles == 4)
+        mix_tokens<4>(own, kValues * 2, blocks, weight_, mixed);
+      else
+        mix_tokens<2>(own, kValues * 2, blocks, weight_, mixed);
       for (int tile = 0; tile < tiles; ++tile, i += 16) {
-        __m512i rows[16];
-        for (int r = 0; r < 16; ++r) rows[r] = _mm512_load_si512(mixed + (tile * 16 + r) * kLanes);
-        transpose(rows);
-        for (int q = 0; q < some; ++q) _mm512_storeu_si512(to + q * Seen::size(dim_) + kLanes + i, rows[q]);
+        write(tile, 0, i);
+        if (twice) write(2 + tile, kTileQueries, i);
       }
     }
   }
@@ -128,7 +147,7 @@ class HeadTiles : public Head<HeadTiles, Bf16Cache> {
   }
 
   float *score_;      // [tokens, 16 queries]
-  uint32_t *weight_;  // [tokens / 2, 16 queries] pairs of bfloat16
+  uint32_t *weight_;  // [2, tokens / 2, 16 queries] pairs of bfloat16
   uint16_t *value_;   // [dim, kValues]
 };
 
