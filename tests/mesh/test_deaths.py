@@ -205,13 +205,13 @@ async def test_a_worker_that_is_cut_off_from_the_router(stage: Stage) -> None:
 
 async def test_a_worker_that_only_the_router_reaches(tmp_path: Path) -> None:
     """The router hears from it as ever. The gateway notices that no token comes, and its streams move."""
-    options = _options(tmp_path, decode=2)
+    options = _options(tmp_path, decode=2, log_level="info")
     async with (
         mortal_mesh(options, doors=["decode-0", "decode-1"]) as mesh,
         AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0, timeout=90) as client,
         httpx2.AsyncClient(base_url=mesh.url) as http,
     ):
-        long = {**TEXT, "max_tokens": 200}
+        long = {**TEXT, "max_tokens": 100}
         whole = await tell(client, long)
         for at in (1, 40):
             told = Told()

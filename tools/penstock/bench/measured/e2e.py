@@ -82,7 +82,8 @@ def _comparisons(now: Results, earlier: Results | None) -> str:
             if not now.has(id):
                 continue
             best = now.against(id).removeprefix(_BEST) if now.against(id).startswith(_BEST) else ""
-            cells = [f"{words}, {shape}" if shape not in words else words, now.number(id), now.span(id), now.goal(id)]
+            named = any(name in words for name in _SHAPES.values())
+            cells = [words if named else f"{words}, {shape}", now.number(id), now.span(id), now.goal(id)]
             rows.append([*cells, best, *([earlier.number(id)] if earlier else [])])
     return table(heads, rows)
 
