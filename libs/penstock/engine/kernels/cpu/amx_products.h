@@ -53,25 +53,24 @@ template <int P> struct Lying {
   inline const char *at(int p, int tile) const { return panel[p] + int64_t(tile) * kTileBytes; }
 };
 
-// The same for panels that are in a cache already and serve `turns` blocks of rows, of which this is number `turn`. The
-// prefetches of the panels `next` are spread over all these blocks.
+// The same for panels that are in a cache already and serve several blocks of rows, in `steps` steps. The prefetches of
+// the panels `next`, `lines` of each, are spread over these steps.
 template <int P> struct Staying {
   const char *panel[P];
   const char *next[P];  // or null
-  int tiles, turn, turns;
+  int64_t steps, lines, step = 0;
 
-  inline void enter(int tile) {
-    const int64_t step = int64_t(turn) * tiles + tile;
+  inline void enter(int) {
+    const int64_t begin = step * lines / steps, end = ++step * lines / steps;
     for (int p = 0; p < P; ++p)
       if (next[p])
-        for (int64_t line = step * 16 / turns; line < (step + 1) * 16 / turns; ++line)
-          __builtin_prefetch(next[p] + line * 64, 0, 2);
+        for (int64_t line = begin; line < end; ++line) __builtin_prefetch(next[p] + line * 64, 0, 2);
   }
   inline const char *at(int p, int tile) const { return panel[p] + int64_t(tile) * kTileBytes; }
 };
 
-// The same for panels that have been made into tiles already. The next P panels are made into tiles meanwhile, spread
-// over all these blocks, so that the processor does both at once.
+// The same for panels that have been made into tiles already. The next P panels are made into tiles meanwhile, so that
+// the processor does both at once.
 template <Kind kind, int P> struct Making {
   const char *panel[P];
   Reader<kind> next[P];
@@ -194,15 +193,16 @@ template <Kind kind, int P>
 void multiply_many(const Linear &matrix, int first, int p, int count, int from, const float *x, const Blocks &blocks,
                    float *room, float *sums, TileShapes &shapes) {
   const int inputs = std::min(matrix.inputs - from, kStretch), tiles = (inputs + kTileInputs - 1) / kTileInputs;
-  const int turns = (blocks.count + 1) / 2, panel = first + p;
+  const int64_t steps = int64_t(blocks.count + 1) / 2 * tiles;
+  const int panel = first + p;
   const bool more = P > 1 && p + 2 * P <= count;  // whether as many panels follow
   auto rows = [&](int block) {
     const int row = blocks.first(block), size = blocks.size(block);
     return TileRows{reinterpret_cast<const char *>(x + row * packed_width(matrix.inputs)) + int64_t(from) * size * 2,
                     size, sums + (int64_t(row) * kGang + p) * kLanes};
   };
-  auto multiply = [&](auto &weights, auto after) {
-    for (int block = 0; block < blocks.count; block += 2, after()) {
+  auto multiply = [&](auto &weights) {
+    for (int block = 0; block < blocks.count; block += 2) {
       if (block + 1 < blocks.count) {
         shape_for(shapes, blocks.size(block), blocks.size(block + 1));
         add_tiles<P>(weights, tiles, rows(block), rows(block + 1), from == 0);
@@ -213,17 +213,17 @@ void multiply_many(const Linear &matrix, int first, int p, int count, int from, 
     }
   };
   if (kind == BFLOAT16 && inputs % kTileInputs == 0) {
-    Staying<P> weights{{}, {}, tiles, 0, turns};
+    Staying<P> weights{{}, {}, steps, int64_t(tiles) * kTileBytes / 64};
     for (int i = 0; i < P; ++i) {
       weights.panel[i] = Reader<kind>(matrix, panel + i, from).at;
       if (more) weights.next[i] = Reader<kind>(matrix, panel + P + i, from).at;
     }
-    return multiply(weights, [&] { ++weights.turn; });
+    return multiply(weights);
   }
   auto place = [&](int turn, int i) {
     return reinterpret_cast<char *>(room) + int64_t(turn % 2 * P + i) * kStretch * 32;
   };
-  Making<kind, P> weights{{}, {}, {}, inputs, int64_t(turns) * tiles, int64_t(P) * tiles};
+  Making<kind, P> weights{{}, {}, {}, inputs, steps, int64_t(P) * tiles};
   auto begin = [&](int turn) {
     for (int i = 0; i < P; ++i) {
       weights.next[i] = Reader<kind>(matrix, first + turn * P + i, from);
@@ -241,7 +241,7 @@ void multiply_many(const Linear &matrix, int first, int p, int count, int from, 
     begin(turn + 1);
   else
     weights.tiles = 0;
-  multiply(weights, [] {});
+  multiply(weights);
 }
 
 template <Kind kind>

@@ -35,10 +35,13 @@ constexpr int kMostRows = kTiles ? kTileRows : kRows;  // most rows of a block
 // How many floats a packed row takes.
 inline int64_t packed_width(int in) { return (in + 31) / 32 * 32; }
 
-// A row that is packed for tiles.
-struct TileRow {
+// A row that is packed for tiles, in which 32 inputs of one row in bfloat16 follow those of the row before.
+struct PackedRow {
   uint16_t *at;
   int64_t apart;  // from 32 inputs to the next 32
+  PackedRow() = default;
+  // Row r of a block of `size` rows that is packed at `block`.
+  PackedRow(float *block, int size, int r) : at(reinterpret_cast<uint16_t *>(block) + r * 32), apart(size * 32) {}
   // Writes the inputs [k, k + 16) of `in`; behind the last of all, zeros to the tile's end.
   inline void put(int k, int in, const Floats &value) const {
     uint16_t *to = at + k / 32 * apart + k % 32;
@@ -47,27 +50,11 @@ struct TileRow {
   }
 };
 
-// The rows of blocks that are packed for tiles, at most kSlab of them.
-class TileRowsOf {
- public:
-  TileRowsOf(float *x, const Blocks &blocks, int in) {
-    for (int block = 0; block < blocks.count; ++block) {
-      const int first = blocks.first(block), size = blocks.size(block);
-      uint16_t *tile = reinterpret_cast<uint16_t *>(x + first * packed_width(in));
-      for (int r = 0; r < size; ++r) row_[first + r] = {tile + r * 32, int64_t(size) * 32};
-    }
-  }
-  const TileRow &operator[](int row) const { return row_[row]; }
-
- private:
-  TileRow row_[kSlab];
-};
-
 // Packs one block of rows for matrices of a kind. `value(r, k)` gives sixteen inputs of row r, zeros behind the last.
 // The result is one of these:
 // - floats, out[k * size + r];
 // - pairs of bfloat16, out[k / 2 * size + r];
-// - tiles, in which 32 inputs of one row in bfloat16 follow those of the row before.
+// - rows for tiles, see PackedRow.
 template <class Value> void pack_block(int kind, int size, int in, float *out, Value value) {
   float lanes[kMostRows][kLanes];
   for (int k = 0; k < in; k += kLanes) {
@@ -81,10 +68,7 @@ template <class Value> void pack_block(int kind, int size, int in, float *out, V
       for (int i = 0; i < some / 2; ++i)
         for (int r = 0; r < size; ++r) *out++ = lanes[r][i];
     } else {
-      uint16_t *tile = reinterpret_cast<uint16_t *>(out) + int64_t(k / 32) * size * 32 + k % 32;
-      for (int r = 0; r < size; ++r) value(r, k).round(tile + r * 32);
-      if (k % 32 == 0 && k + kLanes >= in)
-        for (int r = 0; r < size; ++r) Floats{}.round(tile + r * 32 + kLanes);
+      for (int r = 0; r < size; ++r) PackedRow(out, size, r).put(k, in, value(r, k));
     }
   }
 }

@@ -263,7 +263,12 @@ class Pass {
           return each([&](int row, int panel, Floats gate) {
             inner(row, panel, gate).store(inner_ + int64_t(rows.number(slab, row)) * wide + panel * kLanes);
           });
-        const TileRowsOf to(inner_ + rows.number(slab, 0) * packed_width(wide), blocks, wide);
+        PackedRow to[kSlab];
+        for (int block = 0; block < blocks.count; ++block) {
+          const int begin = blocks.first(block), size = blocks.size(block);
+          float *packed = inner_ + int64_t(rows.number(slab, begin)) * packed_width(wide);
+          for (int r = 0; r < size; ++r) to[begin + r] = PackedRow(packed, size, r);
+        }
         return each(
             [&](int row, int panel, Floats gate) { to[row].put(panel * kLanes, wide, inner(row, panel, gate)); });
       }
