@@ -21,12 +21,25 @@ _COPIES = {"vllm": 3.5, "openvino": 1.1}
 """The weights in memory as a multiple of the checkpoint, at most; vLLM's on a processor without bfloat16."""
 _MESH_BYTES = 3 << 30
 """Two pools, an arena and the processes, at most; forms of the mesh have one copy of the weights together."""
-MESHES: Mapping[str, tuple[str, ...]] = {
-    MESH: (),
-    "mesh_disaggregated": ("--prefill", "1", "--decode", "1"),
-    "mesh_aggregated": ("--aggregated",),
+_APART = ("--prefill", "1", "--decode", "1")
+
+
+@dataclass(frozen=True, slots=True)
+class MeshForm:
+    """How the mesh is started."""
+
+    options: Sequence[str] = ()
+    """Of `penstock up`."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+MESHES: Mapping[str, MeshForm] = {
+    MESH: MeshForm(),
+    "mesh_disaggregated": MeshForm(_APART),
+    "mesh_turns": MeshForm(_APART, {"PENSTOCK_PREFILL_BATON": "auto", "PENSTOCK_DECODE_BATON": "auto"}),
+    "mesh_aggregated": MeshForm(("--aggregated",)),
 }
-"""Forms of the mesh, and their options of `penstock up`."""
+"""Forms of the mesh. With turns, workers that are apart share their cores by agreement: docs/design/baton.md."""
 PEERS = ("llamaserver", "vllm", "openvino")
 SERVERS = (*MESHES, *PEERS)
 
@@ -47,16 +60,16 @@ class ServerSpec:
 
 def mesh(name: str, model: Path, port: int, *more: str) -> ServerSpec:
     """One of the forms of the mesh."""
-    own = (*MESHES[name], *more)
+    form = MESHES[name]
     command = (sys.executable, "-m", "penstock.cli", "up", "--model", str(model), "--dtype", "bfloat16")
     return ServerSpec(
         name=name,
-        command=(*command, "--port", str(port), *own),
+        command=(*command, "--port", str(port), *form.options, *more),
         dialect=OpenAi(model.name),
         ready_path="/readyz",
         paused=False,
         # The text of random weights repeats itself, which drafts would make use of and no peer does.
-        environment={"PENSTOCK_DECODE_DRAFT_TOKENS": "0"},
+        environment={"PENSTOCK_DECODE_DRAFT_TOKENS": "0", **form.environment},
     )
 
 

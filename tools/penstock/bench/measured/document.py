@@ -20,6 +20,7 @@ from penstock.bench.measured import (
     overhead,
     router,
     speculation,
+    turns,
 )
 from penstock.bench.measured.results import Results
 
@@ -28,6 +29,7 @@ _WIDTH = 120
 
 _SECTIONS: dict[str, Callable[[Results, Results | None], str]] = {
     "e2e": e2e.section,
+    "turns": turns.section,
     "overhead": overhead.section,
     "engine": engine.section,
     "cores": cores.section,
@@ -39,7 +41,7 @@ _SECTIONS: dict[str, Callable[[Results, Results | None], str]] = {
     "evict": evict.section,
     "house": house.section,
 }
-_LATER = ("e2e", "cores", "gateway", "router", "speculation", "failover")
+_LATER = ("e2e", "turns", "cores", "gateway", "router", "speculation", "failover")
 """Benches without a section as long as no run of theirs is kept."""
 _HEAD = """# Measured
 

@@ -34,7 +34,7 @@ _LINES = {
 }
 _SHAPES = {"": "135M", "_1b": "1B"}
 _BEST = "best peer: "
-_SERVERS = ("mesh", "mesh_disaggregated", "mesh_aggregated", "llamaserver", "vllm", "openvino")
+_SERVERS = ("mesh", "mesh_disaggregated", "mesh_turns", "mesh_aggregated", "llamaserver", "vllm", "openvino")
 _VALUES = {
     "output_token_throughput": "tokens/s",
     "time_to_first_token_turn1_p50": "TTFT of turn 1, ms",
