@@ -15,6 +15,7 @@ from penstock.gateway.accounts.admission import Admission
 from penstock.gateway.accounts.auth import load_auth
 from penstock.gateway.accounts.ledger import open_ledger
 from penstock.gateway.accounts.limiter import Limiter
+from penstock.gateway.accounts.sharing import sharing
 from penstock.gateway.accounts.terms import read_terms
 from penstock.gateway.api.responses.opening import open_responses
 from penstock.gateway.completing.completer import Completer, SharedParts
@@ -98,6 +99,7 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
         ]
         with open_threads() as threads:
             limiter = Limiter(terms, ledger.spent_today)
+            await stack.enter_async_context(sharing(limiter, ledger, failed))
             shared = SharedParts(
                 auth=auth,
                 ledger=ledger,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, closing
 from itertools import chain
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 _KEPT_S = 400 * 24 * HOUR_S
 """How long Redis keeps an hour."""
 _BUSY_S = 10.0
-_BATCH_S = 24 * HOUR_S
+_DAY_S = 24 * HOUR_S
+_BATCH_S = _DAY_S
 """How long Redis knows the name of a batch."""
 
 
@@ -37,6 +38,9 @@ class Book(Protocol):
 
     async def read(self, since: int, until: int, tenant: str | None) -> Entries:
         """The entries of the hours that begin in [since, until), of one tenant or of all. Raises OSError."""
+
+    async def spent(self, day: int, tenants: Sequence[str]) -> Sequence[int]:
+        """What each has spent on the day that begins then, in billionths. Raises OSError."""
 
 
 class MemoryBook:
@@ -57,6 +61,11 @@ class MemoryBook:
             if since <= account.hour < until and tenant in (None, account.tenant)
         }
 
+    async def spent(self, day: int, tenants: Sequence[str]) -> Sequence[int]:
+        """By nobody but this process."""
+        entries = await self.read(day, day + _DAY_S, None)
+        return [sum(counts.cost_nano for line, counts in entries.items() if line.tenant == one) for one in tenants]
+
 
 class SqliteBook:
     """A file. Its one connection lives in a thread of its own; a write is on the disk when `add` returns."""
@@ -66,6 +75,7 @@ class SqliteBook:
         "ON CONFLICT (hour, tenant, model) DO UPDATE SET "
         + ", ".join(f"{name} = {name} + excluded.{name}" for name in COUNTS)
     )
+    _SPENT = "SELECT SUM(cost_nano) FROM usage WHERE hour >= ? AND hour < ? AND tenant = ?"
     _READ = f"SELECT hour, tenant, model, {', '.join(COUNTS)} FROM usage WHERE hour >= ? AND hour < ?"
 
     def __init__(self, database: sqlite3.Connection, thread: ThreadPoolExecutor) -> None:
@@ -93,6 +103,18 @@ class SqliteBook:
         await self._run(look)
         return {LedgerLine(*row[:3]): Counts(*row[3:]) for row in found}  # type: ignore[arg-type]
 
+    async def spent(self, day: int, tenants: Sequence[str]) -> Sequence[int]:
+        """By all that write into the file."""
+        found: list[int] = []
+
+        def look() -> None:
+            for tenant in tenants:
+                [row] = self._database.execute(self._SPENT, (day, day + _DAY_S, tenant))
+                found.append(row[0] or 0)
+
+        await self._run(look)
+        return found
+
     async def _run(self, work: Callable[[], None]) -> None:
         try:
             await asyncio.get_running_loop().run_in_executor(self._thread, work)
@@ -101,10 +123,10 @@ class SqliteBook:
 
 
 class RedisBook:
-    """A hash for each hour; its fields are `[tenant, model, count]`."""
+    """A hash for each hour; its fields are `[tenant, model, count]`. And one for each day, with what tenants spent."""
 
     def __init__(self, redis: Redis) -> None:
-        self._redis = redis
+        self.redis = redis
         self._add = redis.register_script(_ADD_ONCE)
 
     async def add(self, entries: Entries, batch: str) -> None:
@@ -115,28 +137,47 @@ class RedisBook:
             for name in COUNTS
             if (amount := getattr(counts, name))
         ]
-        await asked(self._add(keys=[f"penstock:usage:batch:{batch}"], args=[_BATCH_S, _KEPT_S, *chain(*triples)]))
+        spent = [
+            (account.hour - account.hour % _DAY_S, account.tenant, counts.cost_nano)
+            for account, counts in entries.items()
+            if counts.cost_nano
+        ]
+        terms = _BATCH_S, _KEPT_S, len(triples)
+        await asked(self._add(keys=[f"penstock:usage:batch:{batch}"], args=[*terms, *chain(*triples, *spent)]))
 
     async def read(self, since: int, until: int, tenant: str | None) -> Entries:
         """The entries in the range."""
         found: dict[LedgerLine, Counts] = {}
-        hours = cast("list[bytes]", await asked(self._redis.zrangebyscore(_HOURS, since, f"({until}")))
+        hours = cast("list[bytes]", await asked(self.redis.zrangebyscore(_HOURS, since, f"({until}")))
         for hour in map(int, hours):
-            for field, amount in (await asked(self._redis.hgetall(_hour_key(hour)))).items():
+            for field, amount in (await asked(self.redis.hgetall(_hour_key(hour)))).items():
                 whose, model, name = json.loads(field)
                 if tenant in (None, whose) and name in COUNTS:
                     setattr(found.setdefault(LedgerLine(hour, whose, model), Counts()), name, int(amount))
         return found
 
+    async def spent(self, day: int, tenants: Sequence[str]) -> Sequence[int]:
+        """By all gateways."""
+        if not tenants:
+            return []
+        return [int(amount or 0) for amount in await asked(self.redis.hmget(f"{_SPENT}:{day}", list(tenants)))]
+
 
 _HOURS = "penstock:usage:hours"
+_SPENT = "penstock:usage:spent"
 _ADD_ONCE = f"""
 if not redis.call('SET', KEYS[1], 1, 'NX', 'EX', ARGV[1]) then return end
-for at = 3, #ARGV, 3 do
+local hours = 3 + 3 * ARGV[3]
+for at = 4, hours, 3 do
   local key = 'penstock:usage:' .. ARGV[at]
   redis.call('HINCRBY', key, ARGV[at + 1], ARGV[at + 2])
   redis.call('EXPIRE', key, ARGV[2])
   redis.call('ZADD', '{_HOURS}', ARGV[at], ARGV[at])
+end
+for at = hours + 1, #ARGV, 3 do
+  local key = '{_SPENT}:' .. ARGV[at]
+  redis.call('HINCRBY', key, ARGV[at + 1], ARGV[at + 2])
+  redis.call('EXPIRE', key, {2 * _DAY_S})
 end
 """
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from itertools import chain
 
 import structlog
 
@@ -30,7 +31,7 @@ class UsageLedger:
 
     def __init__(self, book: Book, terms: Terms, clock: Callable[[], float] = time.time) -> None:
         self.terms = terms
-        self._book = book
+        self.book = book
         self._clock = clock
         self._waiting: dict[LedgerLine, Counts] = {}
         self._writing: Entries = {}
@@ -56,7 +57,8 @@ class UsageLedger:
         self._changed.set()
 
     def spent_today(self, tenant: str) -> float:
-        """What the tenant's requests have cost since midnight, UTC, as far as this gateway knows."""
+        """What the tenant's requests have cost since midnight, UTC: all of this gateway, and of others that write into
+        the same book what `learn_spent` has found."""
         return self._today(tenant)[1] / NANO
 
     @property
@@ -68,7 +70,7 @@ class UsageLedger:
         """The entries of hours that begin in [since, until), with what is still to be written. Raises Unavailable."""
         async with self._written:
             try:
-                written = await self._book.read(since, until, tenant)
+                written = await self.book.read(since, until, tenant)
             except OSError as error:
                 self._log.error("the ledger can't be read", reason=str(error))
                 raise Unavailable("the ledger can't be read now", retry_after=_RETRY_S) from None
@@ -83,8 +85,18 @@ class UsageLedger:
     async def learn_today(self) -> None:
         """Reads what was spent today before this process began."""
         today = self._day()
-        for account, counts in (await self._book.read(today, today + _DAY_S, None)).items():
+        for account, counts in (await self.book.read(today, today + _DAY_S, None)).items():
             self._spent[account.tenant] = (today, self._today(account.tenant)[1] + counts.cost_nano)
+
+    async def learn_spent(self, tenants: Sequence[str]) -> None:
+        """Reads what all have spent today, others' gateways too. Raises OSError."""
+        async with self._written:  # nothing of ours is on its way meanwhile
+            today = self._day()
+            for tenant, written in zip(tenants, await self.book.spent(today, tenants), strict=True):
+                waiting = chain(self._writing.items(), self._waiting.items())
+                ours = sum(counts.cost_nano for line, counts in waiting if line.tenant == tenant and line.hour >= today)
+                # A book of an earlier version does not know the whole day; nothing is ever unspent.
+                self._spent[tenant] = (today, max(self._today(tenant)[1], written + ours))
 
     async def write(self) -> None:
         """Writes whatever comes, until `close`; what can't be written waits, also for another start of this task."""
@@ -111,7 +123,7 @@ class UsageLedger:
                 self._batch = secrets.token_hex(16)
             if self._writing:
                 try:
-                    await self._book.add(self._writing, self._batch)
+                    await self.book.add(self._writing, self._batch)
                 except OSError as error:
                     self._log.error("the ledger can't be written; it is tried again", reason=str(error))
                     return False

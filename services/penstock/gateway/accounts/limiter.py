@@ -5,12 +5,17 @@ either all of it is taken or nothing. A minute's
 allowance is a bucket that fills evenly. Tokens are taken when they are known, which may be more than there are: then
 the bucket is in debt, and the next request has to come back when it is filled. So over time no tenant gets more than
 its rate, and nobody has to guess how long an answer will be.
+
+Gateways that share a ledger in Redis share the limits too: `sharing` carries between them what is taken, behind the
+requests, which never wait for it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +25,8 @@ from penstock.gateway.accounts.terms import Limits, Terms
 
 _MINUTE_S = 60.0
 _DAY_S = 86_400
+_REFUSED_S = 1.0
+"""A client that has too many requests at one time is told to wait so long."""
 
 
 @dataclass(slots=True)
@@ -45,18 +52,33 @@ class Bucket:
 @dataclass(slots=True)
 class _Tenant:
     limits: Limits
-    requests: Bucket | None = None
-    tokens: Bucket | None = None
     live: int = 0
+    elsewhere: int = 0
+    """Requests that run at other gateways, as far as they have said so."""
     buckets: dict[str, Bucket] = field(default_factory=dict)
+    untold: dict[str, float] = field(default_factory=dict)
+    """What was taken out of each bucket since others were told."""
+    seen_at: float = 0.0
+    """When it last wanted something."""
 
-    def leave(self) -> None:
-        """One request has ended."""
-        self.live -= 1
+    def take(self, kind: str, amount: float) -> None:
+        """Takes from a bucket, if there is one."""
+        if (bucket := self.buckets.get(kind)) is not None:
+            bucket.level -= amount
+            self.untold[kind] = self.untold.get(kind, 0.0) + amount
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantUse:
+    """What a gateway tells the others of one tenant."""
+
+    live: int
+    buckets: Mapping[str, tuple[int, float, float]]
+    """By kind: per minute, the level as this gateway knows it, and what it took since it last told."""
 
 
 class Limiter:
-    """Counts what tenants have; one per gateway, so several gateways give each its own."""
+    """Counts what tenants have, at this gateway and, where somebody carries it between them, at all."""
 
     def __init__(
         self, terms: Terms, spent_today: Callable[[str], float], clock: Callable[[], float] = time.monotonic
@@ -66,6 +88,11 @@ class Limiter:
         self._spent_today = spent_today
         self._clock = clock
         self._tenants: dict[str, _Tenant] = {}
+        self.shared = False
+        """Whether somebody carries what changes to other gateways; else it is not noted."""
+        self.stirred = asyncio.Event()
+        """Set as long as there is something to tell."""
+        self._changed: OrderedDict[str, None] = OrderedDict()
 
     def check(self, name: str) -> None:
         """Raises RateLimited when the tenant may not begin a request now; takes nothing."""
@@ -77,11 +104,10 @@ class Limiter:
         can know that its request has ended, and send the next. Raises RateLimited."""
         tenant = self._known(name)
         self._check(name, tenant)
-        if tenant.requests is not None:
-            tenant.requests.level -= 1
-        tenant.live += 1
+        tenant.take("requests", 1)
+        self._count(name, tenant, 1)
         with ExitStack() as place:
-            place.callback(tenant.leave)
+            place.callback(self._count, name, tenant, -1)
             yield place.close
 
     def weight(self, name: str) -> float:
@@ -90,9 +116,9 @@ class Limiter:
 
     def spend(self, name: str, tokens: int) -> None:
         """Takes tokens that a request has used."""
-        bucket = self._known(name).tokens
-        if bucket is not None:
-            bucket.level -= tokens
+        tenant = self._known(name)
+        tenant.take("tokens", tokens)
+        self._note(name, tenant)
 
     def headers(self, name: str) -> Mapping[str, str]:
         """OpenAI's x-ratelimit headers, for what is limited."""
@@ -106,6 +132,64 @@ class Limiter:
             )
         }
 
+    # The carrier's side.
+
+    def changed(self, most: int) -> list[str]:
+        """Tenants of whom others don't know everything; each is given once."""
+        names = [self._changed.popitem(last=False)[0] for _ in range(min(most, len(self._changed)))]
+        if not self._changed:
+            self.stirred.clear()
+        return names
+
+    def about(self, within_s: float) -> list[str]:
+        """Tenants with limits that were here within so many seconds, or have requests that run."""
+        since = self._clock() - within_s
+        return [
+            name
+            for name, tenant in self._tenants.items()
+            if tenant.limits.any and (tenant.live or tenant.seen_at >= since)
+        ]
+
+    def tell(self, name: str) -> TenantUse:
+        """What others have to know of it; from now on it counts as told."""
+        tenant = self._tenants[name]
+        untold, tenant.untold = tenant.untold, {}
+        now = self._clock()
+        buckets = {}
+        for kind, bucket in tenant.buckets.items():
+            bucket.fill(now)
+            buckets[kind] = (bucket.per_minute, bucket.level, untold.get(kind, 0.0))
+        return TenantUse(live=tenant.live, buckets=buckets)
+
+    def untell(self, name: str, use: TenantUse) -> None:
+        """What was given to tell may not have been told."""
+        tenant = self._tenants[name]
+        for kind, (_, _, taken) in use.buckets.items():
+            tenant.untold[kind] = tenant.untold.get(kind, 0.0) + taken
+        self._note(name, tenant)
+
+    def hear(self, name: str, elsewhere: int, levels: Mapping[str, float]) -> None:
+        """How many requests run at others, and what all have left in each bucket, with what was told by `tell`."""
+        tenant, now = self._tenants[name], self._clock()
+        tenant.elsewhere = elsewhere
+        for kind, level in levels.items():
+            bucket = tenant.buckets[kind]
+            bucket.level, bucket.at = level - tenant.untold.get(kind, 0.0), now
+
+    def alone(self) -> None:
+        """Nobody else can be heard: what runs elsewhere counts no more."""
+        for tenant in self._tenants.values():
+            tenant.elsewhere = 0
+
+    def _count(self, name: str, tenant: _Tenant, more: int) -> None:
+        tenant.live += more
+        self._note(name, tenant)
+
+    def _note(self, name: str, tenant: _Tenant) -> None:
+        if self.shared and tenant.limits.any:
+            self._changed[name] = None
+            self.stirred.set()
+
     def _known(self, name: str) -> _Tenant:
         """The tenant, with its buckets filled up to now."""
         found, now = self._tenants.get(name), self._clock()
@@ -115,18 +199,18 @@ class Limiter:
             for kind, rate in (("requests", limits.requests_per_minute), ("tokens", limits.tokens_per_minute)):
                 if rate is not None:
                     found.buckets[kind] = Bucket(rate, rate, now)
-            found.requests, found.tokens = found.buckets.get("requests"), found.buckets.get("tokens")
+        found.seen_at = now
         for bucket in found.buckets.values():
             bucket.fill(now)
         return found
 
     def _check(self, name: str, tenant: _Tenant) -> None:
         limits = tenant.limits
-        if limits.concurrency is not None and tenant.live >= limits.concurrency:
+        if limits.concurrency is not None and tenant.live + tenant.elsewhere >= limits.concurrency:
             raise RateLimited(
                 f"{limits.concurrency} requests of this account run already, its limit; wait for one to end",
                 code="rate_limit_exceeded",
-                retry_after=1,
+                retry_after=_REFUSED_S,
             )
         for kind, bucket in tenant.buckets.items():
             # Tokens are known afterwards: whoever is not in debt may begin.

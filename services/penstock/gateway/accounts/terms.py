@@ -63,6 +63,14 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weight: float = 1.0
     """Its share beside others whose requests wait for workers too."""
 
+    @property
+    def any(self) -> bool:
+        """Whether anything is limited."""
+        return any(
+            limit is not None
+            for limit in (self.requests_per_minute, self.tokens_per_minute, self.concurrency, self.spend_per_day)
+        )
+
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     currency: str = "USD"
