@@ -34,11 +34,19 @@ events_logger = "file"
 _READY_S = 180.0
 
 
+def why_not() -> str:
+    """What this machine lacks; empty where containers can be tried."""
+    if os.geteuid():
+        return "only root may make base images"
+    lacking = [name for name in _NEEDED if shutil.which(name) is None]
+    return f"there is no {', '.join(lacking)}" if lacking else ""
+
+
 def main() -> int:
     """Returns 0 when the client was served as it should be."""
-    lacking = [name for name in _NEEDED if shutil.which(name) is None]
-    if lacking:
-        print(f"not tried: there is no {', '.join(lacking)}", file=sys.stderr)
+    reason = why_not()
+    if reason:
+        print(f"not tried: {reason}", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory() as directory:
         settings = Path(directory) / "containers.conf"
@@ -63,6 +71,10 @@ def main() -> int:
             raise
         finally:
             subprocess.run([*compose, "down", "--volumes", "--timeout", "10"], env=environment, check=False)
+        for kind in (["ps", "--all", "--format", "{{.Names}}"], ["volume", "ls", "--format", "{{.Name}}"]):
+            left = [name for name in _said(["podman", *kind], environment).split() if name.startswith("penstock_")]
+            assert not left, f"{left} are left"
+        print("nothing is left")
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import statistics
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -113,7 +114,12 @@ def policy_runs(paths: Iterable[Path], sizes: Sequence[int], quick: bool) -> lis
             for workers in sizes
             for policy in chosen
         ]
-        return [run.result() for run in runs]
+        return [_told(run.result()) for run in runs]
+
+
+def _told(run: PolicyRun) -> PolicyRun:
+    print(f"{run.trace}, {run.workers} workers, {run.policy}: p99 of the TTFT {run.ttft_p99_s:.3g} s", file=sys.stderr)
+    return run
 
 
 def policy_run(path: Path, common: bool, workers: int, policy: PolicyName, **how: bool) -> PolicyRun:

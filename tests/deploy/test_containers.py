@@ -1,0 +1,21 @@
+"""The compose file is really built, brought up, used by the official client, and taken down."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from loadtest.containers.run import why_not
+
+ROOT = Path(__file__).parents[2]
+_REASON = why_not()
+
+
+@pytest.mark.skipif(bool(_REASON), reason=f"needs a container engine: {_REASON}")
+def test_a_mesh_of_containers_serves_two_turns_and_leaves_nothing() -> None:
+    """`make test-containers`: it asserts that the second turn finds the blocks of the first."""
+    tried = subprocess.run(["make", "test-containers"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert tried.returncode == 0, tried.stdout[-4000:] + tried.stderr[-4000:]
+    assert "cached tokens of the two turns" in tried.stdout
+    assert "nothing is left" in tried.stdout
