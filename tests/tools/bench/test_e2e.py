@@ -18,10 +18,10 @@ from penstock.bench.e2e.cells import LoadCell, cells, values
 from penstock.bench.e2e.client import AskFailed, TimedClient
 from penstock.bench.e2e.dialects import LlamaServer, OpenAi
 from penstock.bench.e2e.loads import AgentLoad, FanOutLoad, MixedLoad, PlainLoad, PromptSource
-from penstock.bench.e2e.measure import CELLS, E2eOptions
+from penstock.bench.e2e.measure import CELLS, E2eOptions, concerned
 from penstock.bench.e2e.processes import Mapped
 from penstock.bench.e2e.report import E2eReport
-from penstock.bench.e2e.servers import SERVERS, sittings
+from penstock.bench.e2e.servers import PEERS, USUAL, sittings
 from penstock.bench.e2e.subjects import ServerRow, ServerSample, Sources, opened
 from penstock.bench.engine.shapes import BIG, SMALL
 from penstock.bench.engine.subjects import Places
@@ -228,6 +228,17 @@ def test_without_peers_the_figure_is_missing_and_says_why():
     assert figure.value is None and figure.against == "vllm: it failed"
 
 
+def test_an_incident_happens_to_those_it_concerns_or_that_are_named():
+    assert concerned("rest", ()) == ["mesh", *PEERS]
+    assert concerned("shared_prefix", ()) == ["mesh"]
+    assert concerned("rest", ("mesh_turns", "vllm")) == ["mesh_turns", "vllm"]
+
+
+def test_a_first_turn_after_a_rest_is_compared():
+    measured = rows("time_to_first_token_after_rest", "rest", mesh=(300,), vllm=(600,))
+    assert found(measured, "agent_turn1_ttft_after_rest_vs_best").value == 0.5
+
+
 def test_a_restart_is_compared_and_memory_stands_alone():
     measured = rows("time_to_first_token_after_restart", "restart", mesh=(30,), vllm=(600,))
     figure = found(measured, "agent_turn_ttft_after_restart_vs_best")
@@ -246,10 +257,10 @@ def test_the_document_has_every_comparison():
 
 
 def test_servers_that_do_not_fit_into_memory_together_take_sittings_with_the_mesh():
-    assert sittings(SERVERS, SMALL, 1 << 28) == [SERVERS]
-    groups = sittings(SERVERS, BIG, 5 << 29)
+    assert sittings(USUAL, SMALL, 1 << 28) == [USUAL]
+    groups = sittings(USUAL, BIG, 5 << 29)
     assert len(groups) > 1 and all(group[0] == "mesh" for group in groups)
-    assert sorted(name for group in groups for name in group[1:]) == sorted(SERVERS[1:])
+    assert sorted(name for group in groups for name in group[1:]) == sorted(USUAL[1:])
     assert sittings(["vllm", "openvino"], BIG, 5 << 29, budget=1) == [("vllm",), ("openvino",)]
 
 

@@ -44,6 +44,7 @@ COMPARED = (
     ),
     BesideBest("agent_turn_ttft_after_restart_vs_best", "restart", "time_to_first_token_after_restart", 0.1),
     BesideBest("agent_pause_after_kill_vs_best", "kill", "pause", 0.1),
+    BesideBest("agent_turn1_ttft_after_rest_vs_best", "rest", "time_to_first_token_after_rest", 1.0),
     BesideBest("mesh_cpu_s_per_1k_vs_best", "agents_8", "cpu_s_per_1k", 1.0),
     BesideBest("mesh_memory_vs_best", "agents_8", "memory_mb", 1.0),
     BesideBest("mesh_memory_vs_best_16", "agents_16", "memory_mb", 1.0),
@@ -80,6 +81,8 @@ _KEPT = (
     "time_to_first_token_after_restart",
     "pause",
     "time_to_first_token_after_kill",
+    "time_to_first_token_before_rest",
+    "time_to_first_token_after_rest",
     "memory_grown_mb",
     "memory_vs_own_part",
 )

@@ -1,7 +1,9 @@
-"""Cells with servers of their own: a restart, a killed worker, what sessions with a common prefix add to memory."""
+"""Cells with servers of their own: a restart, a killed worker, a rest, what sessions with a common prefix add to
+memory."""
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -16,10 +18,11 @@ from penstock.bench.e2e.servers import MESH, MESHES
 from penstock.bench.e2e.subjects import ServerRow, ServerSample, Sources
 from penstock.bench.engine.process import Failed
 
-RESTART, KILL, SHARED = "restart", "kill", "shared_prefix"
+RESTART, KILL, REST, SHARED = "restart", "kill", "rest", "shared_prefix"
 _SYSTEM, _NEW, _OUTPUT = 1200, 150, 64
 _DISK = ("--kv-nvme-bytes", "4GiB")
 _WORKER = "penstock.decode"
+_REST_S = 120.0
 
 
 async def restarted(name: str, sources: Sources, turns: int = 3) -> ServerSample:
@@ -81,6 +84,25 @@ async def killed(name: str, sources: Sources) -> ServerSample:
     return ServerSample({"pause": pause * 1e3, "time_to_first_token_after_kill": after.time_to_first_token * 1e3})
 
 
+async def rested(name: str, sources: Sources) -> ServerSample:
+    """First turns of two sessions that have nothing in common, one at once and one after nobody asked for two minutes.
+
+    `time_to_first_token_before_rest` and `time_to_first_token_after_rest` (ms).
+    """
+    source = PromptSource(sources.shape.vocab, f"{REST}/{name}")
+    found = []
+    try:
+        async with sources.open(name) as server:
+            for pause_s in (0.0, _REST_S):
+                await asyncio.sleep(pause_s)
+                answer = await server.client.ask(source.tokens(_SYSTEM + _NEW), _OUTPUT, f"{source.name}-{pause_s:g}")
+                found.append(answer.time_to_first_token * 1e3)
+    except (Failed, AskFailed) as error:
+        return ServerSample(reason=str(error))
+    before, after = found
+    return ServerSample({"time_to_first_token_before_rest": before, "time_to_first_token_after_rest": after})
+
+
 def _kill(server: Server, module: str = "") -> None:
     """Kills the processes of a module, or all of them."""
     pids = server.pids
@@ -117,6 +139,7 @@ async def shared_prefix(name: str, sources: Sources, sessions: int = 16) -> Serv
 INCIDENTS: Mapping[str, Callable[[str, Sources], Awaitable[ServerSample]]] = {
     RESTART: restarted,
     KILL: killed,
+    REST: rested,
     SHARED: shared_prefix,
 }
 """By the cell's name. Each takes a server's name."""

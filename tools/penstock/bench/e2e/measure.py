@@ -17,7 +17,7 @@ from penstock.bench.e2e import figures, incidents
 from penstock.bench.e2e.cells import NAMES, LoadCell, cells
 from penstock.bench.e2e.model import served
 from penstock.bench.e2e.report import E2eReport
-from penstock.bench.e2e.servers import MESH, PEERS, SERVERS, THREADS, sittings
+from penstock.bench.e2e.servers import MESH, PEERS, SERVERS, THREADS, USUAL, sittings
 from penstock.bench.e2e.subjects import ServerRow, ServerSample, Sources, Subjects, opened
 from penstock.bench.engine import own
 from penstock.bench.engine.limits import Memory
@@ -40,7 +40,7 @@ class E2eOptions:
     cells: Sequence[str] = ()
     """Empty: all."""
     servers: Sequence[str] = ()
-    """Empty: all."""
+    """Empty: the usual ones."""
     rounds: int = 3
     peers: Path | None = None
     """Where the peers' environments are; None: at the default place."""
@@ -58,7 +58,7 @@ async def measure(wanted: E2eOptions) -> E2eReport:
     shape = _SHAPES[wanted.shape]
     places = Places(wanted.peers.absolute()) if wanted.peers else Places.default()
     sources = Sources(shape, await asyncio.to_thread(served, shape, places.models), places)
-    names = wanted.servers or SERVERS
+    names = wanted.servers or USUAL
     rows: list[ServerRow] = []
     load = cells(wanted.quick, wanted.cells)
     for sitting in sittings(names, shape, weight_bytes(sources.model)) if load else ():
@@ -67,13 +67,20 @@ async def measure(wanted: E2eOptions) -> E2eReport:
                 rows += await _cell(cell, subjects, sitting, shape, wanted.rounds)
     for incident in incidents.INCIDENTS:
         if incident in wanted.cells or not (wanted.cells or wanted.quick):
-            concerned = [name for name in names if name == MESH or (name in PEERS and incident != incidents.SHARED)]
-            rows += await incidents.measure(incident, concerned, sources)
+            rows += await incidents.measure(incident, concerned(incident, wanted.servers), sources)
     suffix = "" if shape is SMALL else f"_{shape.name}"
     found = [*figures.compared(rows, suffix), *figures.shared_prefix(rows, suffix)]
     if STEP8K in wanted.cells or (shape is BIG and not wanted.cells):
         found.append(await _step8k(places, wanted.quick))
     return E2eReport("e2e", [*found, *figures.scales(rows, shape.name)], rows)
+
+
+def concerned(incident: str, named: Sequence[str]) -> list[str]:
+    """The servers that an incident happens to: those that are named, else the mesh as it comes and its peers, of which
+    nobody asks what a common prefix takes."""
+    if named:
+        return [*named]
+    return [MESH, *(() if incident == incidents.SHARED else PEERS)]
 
 
 async def _step8k(places: Places, quick: bool) -> Figure:

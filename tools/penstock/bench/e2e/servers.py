@@ -36,11 +36,13 @@ class MeshForm:
 MESHES: Mapping[str, MeshForm] = {
     MESH: MeshForm(),
     "mesh_disaggregated": MeshForm(_APART),
-    "mesh_turns": MeshForm(_APART, {"PENSTOCK_PREFILL_BATON": "auto", "PENSTOCK_DECODE_BATON": "auto"}),
     "mesh_aggregated": MeshForm(("--aggregated",)),
+    "mesh_turns": MeshForm(_APART, {"PENSTOCK_PREFILL_BATON": "auto", "PENSTOCK_DECODE_BATON": "auto"}),
 }
 """Forms of the mesh. With turns, workers that are apart share their cores by agreement: docs/design/baton.md."""
 PEERS = ("llamaserver", "vllm", "openvino")
+USUAL = (MESH, "mesh_disaggregated", "mesh_aggregated", *PEERS)
+"""Measured if nothing else is asked for."""
 SERVERS = (*MESHES, *PEERS)
 
 

@@ -18,6 +18,7 @@ from penstock.bench.measured import (
     house,
     kv,
     overhead,
+    rest,
     router,
     speculation,
     turns,
@@ -29,6 +30,7 @@ _WIDTH = 120
 
 _SECTIONS: dict[str, Callable[[Results, Results | None], str]] = {
     "e2e": e2e.section,
+    "rest": rest.section,
     "turns": turns.section,
     "overhead": overhead.section,
     "engine": engine.section,
@@ -41,8 +43,10 @@ _SECTIONS: dict[str, Callable[[Results, Results | None], str]] = {
     "evict": evict.section,
     "house": house.section,
 }
-_LATER = ("e2e", "turns", "cores", "gateway", "router", "speculation", "failover")
+_LATER = ("e2e", "rest", "turns", "cores", "gateway", "router", "speculation", "failover")
 """Benches without a section as long as no run of theirs is kept."""
+_APART = ("router", "speculation")
+"""Benches of parts that have nothing to do with each other: each may be of another machine, and says so."""
 _HEAD = """# Measured
 
 Written by `penstock bench measured` from the results in `loadtest/results/` (`earlier/` holds the runs beside them);
@@ -67,8 +71,10 @@ def document(results: Path = RESULTS) -> str:
     for name, write in _SECTIONS.items():
         if name in _LATER and not (results / f"{name}.json").exists():
             continue
-        earlier = results / "earlier" / f"{name}.json"
-        parts.append(write(Results.read(results / f"{name}.json"), Results.read(earlier) if earlier.exists() else None))
+        now, earlier = (folder / f"{name}.json" for folder in (results, results / "earlier"))
+        apart = name in _APART
+        before = Results.read(earlier, machines=apart) if earlier.exists() else None
+        parts.append(write(Results.read(now, machines=apart), before))
     return wrapped("\n".join(parts))
 
 

@@ -21,6 +21,7 @@ _LINES = {
     "fanout16_ttft_vs_best": "TTFT of 16 children of one agent",
     "agent_turn_ttft_after_restart_vs_best": "TTFT of an old session's turn after a restart of everything",
     "agent_pause_after_kill_vs_best": "wait for the next token after a worker was killed",
+    "agent_turn1_ttft_after_rest_vs_best": "TTFT of a first turn after two minutes without requests",
     "plain_tokens_per_s_vs_best_1": "tokens/s, one plain request",
     "plain_tokens_per_s_vs_best_8": "tokens/s, 8 plain requests",
     "plain_tokens_per_s_vs_best_32": "tokens/s, 32 plain requests",
@@ -34,7 +35,7 @@ _LINES = {
 }
 _SHAPES = {"": "135M", "_1b": "1B"}
 _BEST = "best peer: "
-_SERVERS = ("mesh", "mesh_disaggregated", "mesh_turns", "mesh_aggregated", "llamaserver", "vllm", "openvino")
+_SERVERS = ("mesh", "mesh_disaggregated", "mesh_aggregated", "llamaserver", "vllm", "openvino")
 _VALUES = {
     "output_token_throughput": "tokens/s",
     "time_to_first_token_turn1_p50": "TTFT of turn 1, ms",

@@ -19,19 +19,27 @@ class Results:
         """`more` adds its figures."""
         self.data = data
         self._figures = {figure["id"]: figure for figure in data.get("figures", ())}
+        self._elsewhere: dict[str, str] = {}
+        """Machines of figures that were measured on another one."""
         for other in more:
             self._figures |= other._figures
+            if "host" in other.data and other.machine != self.machine:
+                self._elsewhere |= dict.fromkeys(other._figures, other.machine)
 
     @classmethod
-    def read(cls, path: Path) -> Results:
+    def read(cls, path: Path, *, machines: bool = False) -> Results:
         """From a file, and those beside it that hold more figures of the same machine, as `e2e.1b.json` does beside
-        `e2e.json`, or of none, as simulations do. Raises OSError, ValueError."""
+        `e2e.json`, or of none, as simulations do; with `machines` of others too. Raises OSError, ValueError."""
         parts = [cls(json.loads(part.read_text("utf-8"))) for part in sorted(path.parent.glob(f"{path.stem}.*.json"))]
         whole = cls(json.loads(path.read_text("utf-8")), *parts)
-        for part in parts:
-            if "host" in part.data and part.machine != whole.machine:
-                raise ValueError(f"{path.parent}: a part of {path.name} was measured on {part.machine}")
+        for machine in () if machines else whole._elsewhere.values():
+            raise ValueError(f"{path.parent}: a part of {path.name} was measured on {machine}")
         return whole
+
+    def elsewhere(self, begin: str) -> str:
+        """A paragraph where the first figure whose name begins so was measured on another machine than the whole."""
+        id = next((id for id in self._figures if id.startswith(begin)), "")
+        return f"\nThis part was measured on {self._elsewhere[id]}.\n" if id in self._elsewhere else ""
 
     def value(self, id: str) -> float | None:
         """The median; None where nothing was measured."""

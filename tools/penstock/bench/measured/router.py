@@ -28,10 +28,12 @@ _QUALITY = (
     Line("p99_ttft_vs_best_baseline_max", "p99 of the TTFT : best other policy, highest", 2),
     Line("p50_ttft_vs_best_baseline_max", "p50 of the TTFT : best other policy, highest", 2),
 )
-_REAL = (
+_SIMULATOR = (
     Line("simulator_ttft_error", "p50 or p90 of the TTFT, the worse: simulated : measured, off by", 2),
     Line("simulator_ttft_error_p50", "p50, off by", 2),
     Line("simulator_ttft_error_p90", "p90, off by", 2),
+)
+_ROLES = (
     Line("itl_p90_aggregated_over_disaggregated", "p90 between tokens, both : apart", 2),
     *(
         Line(f"{what}_p{percent}_{form}", f"p{percent} {name}, {form}, s", 3)
@@ -55,7 +57,7 @@ prompt in their pages and four live plans each, and report their load and rates 
 720 tokens. A new session brings the keys of its whole prompt.
 
 {figures(_LINES, now, earlier)}
-{_policies(now)}{_hinted(now)}{_real(now)}
+{_policies(now)}{_hinted(now)}{_simulator(now)}{_roles(now)}
 Measured on {now.machine}.{other}
 """
 
@@ -111,16 +113,26 @@ def _hints(now: Results) -> Iterator[list[str]]:
             yield [trace, turn.replace("_", " "), *cells]
 
 
-def _real(now: Results) -> str:
-    lines = [line for line in _REAL if now.has(line.id)]
-    if not lines:
+def _simulator(now: Results) -> str:
+    if not now.has(_SIMULATOR[0].id):
         return ""
     return f"""
-Beside a real mesh of the 135M shape with random weights: the simulator under the same requests, and two workers that do
-both beside one that prefills and one that decodes, on the same cores, while long prompts come beside four streams:
+The simulator beside a real mesh, of the 135M shape with random weights, under the same requests; the rates of its
+worker were measured from outside right before and after them:
 
-{figures(lines, now, None)}
-"""
+{figures(_SIMULATOR, now, None)}
+{now.elsewhere(_SIMULATOR[0].id)}"""
+
+
+def _roles(now: Results) -> str:
+    if not now.has(_ROLES[0].id):
+        return ""
+    return f"""
+Two workers that do both beside one that prefills and one that decodes, of the same shape and on the same cores, while
+long prompts come beside four streams:
+
+{figures(_ROLES, now, None)}
+{now.elsewhere(_ROLES[0].id)}"""
 
 
 def _names(now: Results) -> Iterator[tuple[str, str, str]]:

@@ -31,8 +31,16 @@ _LINK = (
 def section(now: Results, earlier: Results | None = None) -> str:
     """In Markdown."""
     other = "" if earlier is None else f" The earlier run: {earlier.machine}."
-    parts = (_trees, _rows, _mesh, _heads, _branches, _link, _peers)
-    text = "".join([_replay(now, earlier), *(part(now) for part in parts)])
+    parts = (
+        (_trees, "trees_"),
+        (_rows, "rows_"),
+        (_mesh, "speedup_"),
+        (_heads, "head_"),
+        (_branches, "branch_"),
+        (_link, "worst_ratio_delay"),
+        (_peers, "tool_calls_vs_"),
+    )
+    text = _replay(now, earlier) + "".join(part(now) + now.elsewhere(begin) for part, begin in parts)
     return f"## What drafts are worth\n{text}\nMeasured on {now.machine}.{other}\n"
 
 

@@ -40,6 +40,8 @@ _REQUESTS = (120, 40)
 _LOAD = 0.5
 """The part of the time that prompts and answers would take one after the other, if no prompt is computed twice."""
 _LENGTHS = (16, 128, 512, 1024, 3072)
+_TURNS = ((2048, 640), (8192, 640))
+"""Tokens that a session has sent before, and those that its next turn brings."""
 _SHAPES = ((1, 64), (4, 64), (8, 64), (1, 2048), (3, 4096), (8, 2048))
 """Streams and the tokens of their prompts."""
 _FIRST = 300
@@ -137,6 +139,12 @@ async def calibrated(ask: Asking, source: PromptSource) -> Calibration:
     lengths = sorted(set(_LENGTHS))
     medians = [statistics.median(seconds for length, seconds in first if length == one) for one in lengths]
     shapes = [(1.0, length, length * length / 2) for length in lengths]
+    for before, new in _TURNS:
+        begun = source.tokens(before)
+        await ask(begun, 1, "")
+        turns = [(await ask(begun + source.tokens(new), 1, "")).time_to_first_token for _ in range(3)]
+        medians.append(statistics.median(turns))
+        shapes.append((1.0, new, new * (before + new / 2)))
     overhead_s, token_s, context_s = _fitted(shapes, medians)
     rows, steps = [], []
     for streams, context in _SHAPES:
