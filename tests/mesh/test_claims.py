@@ -67,6 +67,25 @@ async def test_two_workers_that_are_asked_at_once_compute_a_prefix_once(meshes, 
         assert not any(waits(worker, end) for worker in mesh.workers for end in ("left", "late"))
 
 
+async def test_workers_that_never_computed_a_prompt_compute_the_first_one_once(meshes, tiny, http, oracle):
+    """A mesh that has just started, before anybody can predict from what was measured."""
+    setup = MeshSetup(model=tiny, aggregated=True, decode=2, engine=STEP, **PATIENT)
+    async with meshes(setup) as mesh:
+        owner, waiter = mesh.decode
+        assert owner.worker.engine.prefill_tokens_per_s == waiter.worker.engine.prefill_tokens_per_s == 0
+        claims, (first, second) = mesh.kvstore.store.claims, prompts("cold")
+        only(mesh, owner.address)
+        with held(owner.worker.engine):
+            one = asyncio.create_task(ask(http, mesh, first, SHORT))
+            await until(lambda: claims.blocks == BLOCKS + 1, "the owner has claimed its blocks")
+            only(mesh, waiter.address)
+            other = asyncio.create_task(ask(http, mesh, second, SHORT))
+            await until(lambda: claims.waiting == 1, "the other one waits")
+        for tokens, task in ((first, one), (second, other)):
+            assert (await task).ids == (await oracle(tokens, SHORT)).ids
+        assert (await other).computed == len(second) - BLOCKS * BLOCK
+
+
 @pytest.mark.parametrize("aggregated", [True, False], ids=["two workers", "prefill and decode"])
 async def test_a_block_that_another_worker_computes_is_waited_for(meshes, tiny, http, oracle, aggregated):
     setup = MeshSetup(model=tiny, aggregated=aggregated, decode=2 if aggregated else 1, engine=STEP, **PATIENT)

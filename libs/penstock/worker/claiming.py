@@ -23,13 +23,13 @@ class PromptClaim:
         self,
         store: StoreClient,
         metrics: WorkerMetrics,
-        pace: Callable[[int], Pace | None],
+        pace: Callable[[int], Pace],
         *,
         least_s: float,
         sources: Sequence[str] = (),
     ) -> None:
-        """`pace` predicts computing from that block on, None while nothing is known; what takes less than `least_s`
-        seconds is not claimed, nor waited for. `sources` are stores of other hosts where it may be computed."""
+        """`pace` predicts computing from that block on; what takes less than `least_s` seconds is not claimed, nor
+        waited for. `sources` are stores of other hosts where it may be computed."""
         self._store = store
         self._metrics = metrics
         self._pace = pace
@@ -40,8 +40,10 @@ class PromptClaim:
     async def make(self, keys: Sequence[bytes], first_block: int) -> int:
         """Claims the blocks `keys`, which the store lacks, after it has waited for those that others compute; returns
         how many of the leading ones are stored by then."""
-        pace = self._pace(first_block) if keys and self._store.connected else None
-        if pace is None or pace.seconds(len(keys)) - pace.queue_s < self._least_s:
+        if not keys or not self._store.connected:
+            return 0
+        pace = self._pace(first_block)
+        if pace.seconds(len(keys)) - pace.queue_s < self._least_s:
             return 0
         if self._number is None:
             self._number = self._store.next_claim()

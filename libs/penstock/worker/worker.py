@@ -32,6 +32,9 @@ from penstock.worker.rates import FetchRates
 from penstock.worker.resident import ResidentBlocks
 from penstock.worker.retaining import Retainer
 
+_FIRST_RATE = 500.0
+"""Tokens per second of prompts that a worker believes in before it has computed one."""
+
 
 @dataclass
 class Work:
@@ -121,15 +124,14 @@ class Worker:
         rate = self.engine.prefill_tokens_per_s
         return self.engine.stats().queued_tokens / rate if rate > 0 else 0.0
 
-    def _pace(self, first_block: int) -> Pace | None:
-        """When a request that comes now would have the blocks from `first_block` on; None while the rate is unknown."""
+    def _pace(self, first_block: int) -> Pace:
+        """When a request that comes now would have the blocks from `first_block` on."""
         engine, size = self.engine, self.engine.spec.block_size
-        rate = engine.prefill_tokens_per_s
-        if rate <= 0:
-            return None
-        block_s, next_s = (self._block_seconds(block * size) for block in (first_block, first_block + 1))
+        rate = engine.prefill_tokens_per_s or _FIRST_RATE
+        cost = PrefillCost.of_model(engine.checkpoint.config.hidden_size, rate)
+        block_s, next_s = (cost.seconds(block * size, size) for block in (first_block, first_block + 1))
         return Pace(
-            queue_s=self._queue_s(),
+            queue_s=engine.stats().queued_tokens / rate,
             block_s=block_s,
             growth_s=next_s - block_s,
             step_blocks=max(1, engine.config.max_batch_tokens // size),

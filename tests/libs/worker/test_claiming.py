@@ -46,15 +46,15 @@ class ClaimStore:
 def claim_of(
     store: Any, metrics: WorkerMetrics | None = None, block_s: float = 1.0, least_s: float = 5.0
 ) -> PromptClaim:
-    def pace(first_block: int) -> Pace | None:
-        return Pace(queue_s=100.0, block_s=block_s + first_block) if block_s else None
+    def pace(first_block: int) -> Pace:
+        return Pace(queue_s=100.0, block_s=block_s + first_block)
 
     return PromptClaim(store, metrics or WorkerMetrics(), pace, least_s=least_s)
 
 
 @pytest.mark.parametrize(
     ("keys", "connected", "block_s", "claimed"),
-    [(5, True, 1.0, True), (4, True, 1.0, False), (0, True, 1.0, False), (9, False, 1.0, False), (9, True, 0.0, False)],
+    [(5, True, 1.0, True), (4, True, 1.0, False), (0, True, 1.0, False), (9, False, 1.0, False)],
 )
 async def test_only_what_takes_long_enough_is_claimed(
     keys: int, connected: bool, block_s: float, claimed: bool
