@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from penstock.bench.e2e.answers import TimedAnswer, percentile
-from penstock.bench.e2e.loads import Asking, PlainLoad, PromptSource
+from penstock.bench.e2e.loads import Asking, PromptSource, everything
 from penstock.bench.e2e.model import served
 from penstock.bench.e2e.subjects import Sources
 from penstock.bench.engine.process import Failed
@@ -42,7 +42,7 @@ _LOAD = 0.5
 _LENGTHS = (16, 128, 512, 1024, 3072)
 _TURNS = ((2048, 640), (8192, 640))
 """Tokens that a session has sent before, and those that its next turn brings."""
-_SHAPES = ((1, 64), (4, 64), (8, 64), (1, 2048), (3, 4096), (8, 2048))
+_SHAPES = ((1, 64), (4, 64), (8, 64), (1, 2048), (1, 8192), (3, 4096), (8, 2048))
 """Streams and the tokens of their prompts."""
 _FIRST = 300
 """No prompt has tokens below; as in `bench.e2e.loads`."""
@@ -148,7 +148,10 @@ async def calibrated(ask: Asking, source: PromptSource) -> Calibration:
     overhead_s, token_s, context_s = _fitted(shapes, medians)
     rows, steps = [], []
     for streams, context in _SHAPES:
-        answers = (await PlainLoad(streams=streams, prompt=context, output=64).run(ask, source))["plain"]
+        prompts = [source.tokens(context) for _ in range(streams)]
+        for prompt in prompts:  # so that all streams begin at once, and none has its steps beside another's prompt
+            await ask(prompt, 1, "")
+        answers = await everything(ask(prompt, 64, "") for prompt in prompts)
         rows.append((1.0, streams, streams * (context + 32)))
         steps.append(statistics.median(gap for answer in answers for gap in answer.gaps[16:]))
     step = StepCost(*_fitted(rows, steps))
