@@ -10,7 +10,7 @@ import pytest
 
 from penstock.models import embedded
 from penstock.models.agent import agent
-from penstock.models.data import BatchStream, Stage, weigh
+from penstock.models.data import BatchStream, DocumentStream, Stage, pack, weigh
 from penstock.models.export import load
 from penstock.models.render import DECISION, MARK_CLOSE, MARK_OPEN
 from penstock.models.sessions import MAKERS, make
@@ -115,20 +115,42 @@ def test_decisions_weigh_more_than_copies_and_prompts_nothing(tokenizer):
     assert tokenizer.decode(sample.ids[:first], skip_special_tokens=False).endswith("<|im_start|>assistant\n")
 
 
-def test_a_stream_goes_on_with_documents_not_yet_drawn(tokenizer):
-    stages = (Stage(1.0, {"L1": 1.0, "text": 1.0}, 512),)
-    whole = BatchStream(tokenizer, stages, 7, 1024)
-    first = whole.next(0.0)
-    assert first.tokens <= 1024 and len(first.keep) == len(first.targets) == len(first.weights)
-    flat = first.ids.flatten()
-    assert (flat[first.keep + 1] == first.targets).all()
-    drawn = whole.drawn
-    while whole.ready:
-        whole.next(0.0)
-    second = whole.next(0.5)
-    resumed = BatchStream(tokenizer, stages, 7, 1024)
-    resumed.drawn = drawn
-    assert (resumed.next(0.5).ids == second.ids).all()
+STAGES = (Stage(1.0, {"L1": 1.0, "text": 1.0}, 512),)
+
+
+def test_a_stream_goes_on_with_the_next_document(tokenizer):
+    whole, resumed = (DocumentStream(tokenizer, STAGES, 7) for _ in range(2))
+    first = whole.take(0.0, 1024)
+    total = sum(len(sample.ids) for sample in first)
+    assert total >= 1024 > total - len(first[-1].ids) and all(len(sample.ids) <= 512 for sample in first)
+    resumed.drawn = whole.drawn
+    assert resumed.take(0.5, 600) == whole.take(0.5, 600) != first
+
+
+def test_packed_and_padded_rows_hold_the_same_documents(tokenizer):
+    samples = DocumentStream(tokenizer, STAGES, 7).take(0.0, 4000)
+    packed, position = pack(samples), 0
+    for sample in samples:
+        ids = packed.ids[position : position + len(sample.ids)]
+        assert ids.tolist() == list(sample.ids)
+        inside = (packed.keep >= position) & (packed.keep < position + len(ids))
+        at = packed.keep[inside] - position + 1
+        assert at.tolist() == [i for i, weight in enumerate(sample.weights) if weight and i]
+        assert (ids[at] == packed.targets[inside]).all()
+        assert packed.weights[inside].tolist() == [sample.weights[i] for i in at]
+        position += len(ids)
+    assert packed.tokens == position and packed.lengths == [len(sample.ids) for sample in samples]
+    padded = BatchStream(DocumentStream(tokenizer, STAGES, 7), 1024)
+    batches = [padded.next(0.0)]
+    while padded.ready:
+        batches.append(padded.next(0.0))
+    for batch in batches:
+        assert batch.tokens <= batch.ids.numel() <= 1024
+        assert (batch.ids.flatten()[batch.keep + 1] == batch.targets).all()
+    again = DocumentStream(tokenizer, STAGES, 7).take(0.0, 12 * 1024)
+    assert sum(len(batch.ids) for batch in batches) == len(again)
+    weights = [float(batch.weights.sum()) for batch in batches]
+    assert sum(weights) == pytest.approx(float(pack(again).weights.sum()))
 
 
 def test_loading_reads_what_was_exported():
