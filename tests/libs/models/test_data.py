@@ -13,6 +13,7 @@ from penstock.models.agent import agent
 from penstock.models.data import BatchStream, DocumentStream, Stage, pack, weigh
 from penstock.models.export import load
 from penstock.models.render import DECISION, MARK_CLOSE, MARK_OPEN
+from penstock.models.results import failed, shown
 from penstock.models.sessions import MAKERS, make
 from penstock.models.text import Library
 from penstock.models.tokenizer import load as load_tokenizer
@@ -113,6 +114,72 @@ def test_decisions_weigh_more_than_copies_and_prompts_nothing(tokenizer):
     assert "<tool_call>" in heavy and any(t.endswith("}}") for t in heavy)
     first = sample.weights.index(next(w for w in sample.weights if w))
     assert tokenizer.decode(sample.ids[:first], skip_special_tokens=False).endswith("<|im_start|>assistant\n")
+
+
+def test_results_come_in_the_shapes_that_clients_send():
+    """Whatever the shape, each value stands in it as an answer says it."""
+    result = {"temperature": -7, "city_name": "Århus", "open": True, "load": 0.5}
+    texts = [shown(Random(i), TRAIN, result) for i in range(400)]
+    for text in texts:
+        assert all(each in text for each in ("-7", "Århus", "true", "0.5"))
+
+    def parsed(text):
+        try:
+            return json.loads(text)
+        except ValueError:
+            return None
+
+    found = [(text, parsed(text)) for text in texts]
+    plain = [text for text, content in found if content is None]
+    assert any("\n" in text for text in plain) and any("city name is Århus" in text for text in plain)
+    objects = [(text, content) for text, content in found if content is not None]
+    assert ({json.dumps(result, ensure_ascii=False)} <= {*texts}) and any('\n  "' in text for text in texts)
+    assert json.dumps(result, ensure_ascii=False, separators=(",", ":")) in texts
+    assert any(isinstance(content, list) for _, content in objects)
+    assert any(isinstance(content, dict) and "data" in content for _, content in objects)
+    assert any(isinstance(content, dict) and len(content) > 10 for _, content in objects)
+    assert {shown(Random(i), TRAIN, {"size": 4}) for i in range(200)} >= {"4", "[4]", '{"size": 4}', '{"size":4}'}
+
+
+def test_errors_come_in_the_shapes_that_tools_report():
+    texts = {failed(Random(i), "busy") for i in range(300)}
+    assert all("busy" in text for text in texts)
+    assert {'{"error": "busy"}', '{"error":"busy"}', "Error: busy"} <= texts and any('"code"' in t for t in texts)
+
+
+def test_calls_that_a_client_wrote_its_own_way_teach_nothing():
+    told = 0
+    for i in range(150):
+        doc = make("L3", Random(i), TRAIN)
+        learned = {a for a, b, label in doc.labels if label == "call"}
+        for call in re.finditer(r'<tool_call>\n{"name": "[^"]+", "arguments": (.*?)}\n</tool_call>', doc.text, re.S):
+            inside = [weight for a, b, weight in doc.ranges if a < call.end() and b > call.start()]
+            ours = json.dumps(json.loads(call[1]), ensure_ascii=False)
+            if any(start in learned for start in (call.start(), call.start() - 1)):
+                assert call[1] == ours and inside
+            else:
+                told += call[1] != ours
+                assert not inside
+    assert told > 20
+
+
+def test_questions_that_need_no_tool_get_one_plain_sentence():
+    questions = 0
+    for kind in ("L3", "chat"):
+        for i in range(60):
+            doc = make(kind, Random(i), HELD)
+            for a, b, label in doc.labels:
+                text = doc.text[a:b]
+                if label == "chat" and text.startswith(("I do not know", "I can not", "I have no opinion")):
+                    questions += 1
+                    assert text.count(".") == 1 and text.endswith(".") and not set(text) & set('<>{}[]"*#')
+    assert questions > 20
+
+
+def test_system_prompts_of_frameworks_are_among_them():
+    prompts = [make("L3", Random(i), TRAIN).text.partition("# Tools")[0] for i in range(200)]
+    assert any("# Instructions" in text for text in prompts) and any("<rules>" in text for text in prompts)
+    assert not any("{" in text for text in prompts)
 
 
 STAGES = (Stage(1.0, {"L1": 1.0, "text": 1.0}, 512),)
