@@ -23,12 +23,18 @@ class Habits:
     parallel: float = 0.08
     chained: float = 0.07
     chat: float = 0.07
+    open: float = 0.05  # a question that needs no tool
     foreign: float = 0.03  # asks for something that no tool does
     following: float = 0.15  # of the exchanges after a plain request: one that leaves out what was said before
 
 
+_RETOLD = 0.12
+"""How often a client writes the calls of a session its own way when it sends them back."""
+
 USUAL = Habits()
-BUSY = Habits(failing=0.05, asking=0.12, parallel=0.14, chained=0.06, chat=0.02, foreign=0.07, following=0.08)
+BUSY = Habits(
+    failing=0.05, asking=0.12, parallel=0.14, chained=0.06, chat=0.02, open=0.03, foreign=0.07, following=0.08
+)
 
 
 def agent(
@@ -48,6 +54,8 @@ def agent(
     session.system(talk.system_prompt(rng, side, sentences))
     habits = None if plain else USUAL
     _converse(session, box, habits, short=rng.random() < 0.3, choose=lambda _: rng.choice(box), turns=turns)
+    if rng.random() < _RETOLD:
+        session.retell()
     return render(session.messages, [t.spec for t in box], f"agent{level}")
 
 
@@ -124,6 +132,8 @@ def _unusual(
         said, reply = talk.small_talk(rng)
         session.messages.append({"role": "user", "content": said})
         session.say(reply, "chat")
+    elif (draw := draw - habits.open) < 0:
+        session.open_question()
     elif draw < habits.foreign:
         other = toolbox(rng, side, 1, 2, 0.5)[0]
         if all(other.subject != t.subject for t in box):

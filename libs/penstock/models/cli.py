@@ -33,6 +33,8 @@ def train(
     threads: int | None = None,
     out: Path | None = None,
     save_every: float = 120.0,
+    sitting: float | None = None,
+    measure: bool = False,
 ) -> None:
     """Train the pair of a preset, resuming where an earlier run stopped; shows a bar on a terminal, else lines.
 
@@ -48,8 +50,12 @@ def train(
         threads: CPU threads.
         out: where the finished model directories go; the run's folder unless told.
         save_every: seconds between checkpoints.
+        sitting: minutes after which to save and stop; the next run goes on from there.
+        measure: train nothing; print how fast each step is, beside a plain loop over padded rows, and its parts' times.
     """
     _prepare(threads)
+    if measure:
+        return _measure(preset, only)
     from rich.console import Console
 
     from .display import display
@@ -65,8 +71,18 @@ def train(
             steps,
             minutes=minutes,
             save_every=save_every,
+            sitting=sitting,
             reporter=reporter,
         )
+
+
+def _measure(preset: str, only: str | None) -> None:
+    """Prints the pace of a preset's steps; a draft's is that of a seedling and of its teacher."""
+    from .pace import STEPS, pace
+    from .presets import PRESETS
+
+    for step in STEPS if only is None else (only,):
+        print(pace(PRESETS[preset], step), flush=True)
 
 
 @app.command

@@ -1,4 +1,4 @@
-"""From documents to batches: a mixture that changes with progress, token weights, buckets of equal length."""
+"""From documents to batches: a mixture that changes with progress, token weights, rows that are packed or padded."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
+import numpy as np
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -38,10 +39,27 @@ class TokenizedDocument:
 
 @dataclass(frozen=True)
 class TrainingBatch:
-    """Padded rows; `keep` are the flat positions whose next token carries weight."""
+    """Padded rows, for what looks at one text at a time; `keep` are the flat positions whose next token carries
+    weight."""
 
     ids: Tensor  # (rows, length)
     keep: Tensor  # (kept,) flat index into (rows, length)
+    targets: Tensor  # (kept,)
+    weights: Tensor  # (kept,)
+    tokens: int  # without the padding
+
+    def to(self, device: torch.device) -> TrainingBatch:
+        ids, keep, targets, weights = (t.to(device) for t in (self.ids, self.keep, self.targets, self.weights))
+        return TrainingBatch(ids, keep, targets, weights, self.tokens)
+
+
+@dataclass(frozen=True)
+class PackedBatch:
+    """Documents one behind the other; `keep` are the positions whose next token carries weight."""
+
+    ids: Tensor  # (tokens,)
+    lengths: Sequence[int]  # of the documents, in their order
+    keep: Tensor  # (kept,)
     targets: Tensor  # (kept,)
     weights: Tensor  # (kept,)
 
@@ -49,8 +67,9 @@ class TrainingBatch:
     def tokens(self) -> int:
         return self.ids.numel()
 
-    def to(self, device: torch.device) -> TrainingBatch:
-        return TrainingBatch(*(t.to(device) for t in (self.ids, self.keep, self.targets, self.weights)))
+    def to(self, device: torch.device) -> PackedBatch:
+        ids, keep, targets, weights = (t.to(device) for t in (self.ids, self.keep, self.targets, self.weights))
+        return PackedBatch(ids, self.lengths, keep, targets, weights)
 
 
 @dataclass(frozen=True)
@@ -87,44 +106,68 @@ def collate(samples: Sequence[TokenizedDocument]) -> TrainingBatch:
                 keep.append(row * length + i - 1)
                 targets.append(sample.ids[i])
                 weights.append(sample.weights[i])
-    return TrainingBatch(ids, torch.tensor(keep), torch.tensor(targets), torch.tensor(weights))
+    total = sum(len(s.ids) for s in samples)
+    return TrainingBatch(ids, torch.tensor(keep), torch.tensor(targets), torch.tensor(weights), total)
 
 
-class BatchStream:
-    """An endless, seeded stream of batches. Its state is `(seed, drawn)`: documents are numbered, so that a
-    resumed run goes on with the documents it had not seen."""
+def pack(samples: Sequence[TokenizedDocument]) -> PackedBatch:
+    """Samples one behind the other."""
+    lengths = [len(s.ids) for s in samples]
+    ids = torch.from_numpy(np.concatenate([np.asarray(s.ids) for s in samples]))
+    weights = torch.from_numpy(np.concatenate([np.asarray(s.weights, np.float32) for s in samples]))
+    weights[torch.tensor([0, *lengths[:-1]]).cumsum(0)] = 0.0  # nothing says what a document begins with
+    at = weights.nonzero().flatten()
+    return PackedBatch(ids, lengths, at - 1, ids[at], weights[at])
 
-    def __init__(
-        self, tokenizer: Tokenizer, stages: Sequence[Stage], seed: int, tokens: int, library: Source | None = None
-    ) -> None:
+
+class DocumentStream:
+    """An endless, seeded stream of documents. Its state is `(seed, drawn)`: documents are numbered, and each depends on
+    its number and on the stage alone, so that a resumed run goes on with the very next one."""
+
+    def __init__(self, tokenizer: Tokenizer, stages: Sequence[Stage], seed: int, library: Source | None = None) -> None:
         self.tokenizer = tokenizer
         self.stages = stages
         self.seed = seed
-        self.tokens = tokens
         self.drawn = 0
         self.side = Side(evaluation=False)
         self.library: Source = library or Library(evaluation=False)
+
+    def take(self, progress: float, tokens: int) -> list[TokenizedDocument]:
+        """The next documents for a run that is `progress` (0 to 1) through: the fewest with so many tokens."""
+        stage = next(s for s in self.stages if progress <= s.until)
+        samples: list[TokenizedDocument] = []
+        total = 0
+        while total < tokens:
+            sample = self._draw(stage)
+            if any(sample.weights[1:]):  # a long prompt may leave nothing to learn before the cut
+                samples.append(sample)
+                total += len(sample.ids)
+        return samples
+
+    def _draw(self, stage: Stage) -> TokenizedDocument:
+        rng = Random(f"{self.seed}:{self.drawn}")
+        self.drawn += 1
+        kind = rng.choices(list(stage.mixture), list(stage.mixture.values()))[0]
+        doc = self.library.document(rng) if kind == "text" else make(kind, rng, self.side)
+        return weigh(self.tokenizer, doc, stage.length)
+
+
+class BatchStream:
+    """Batches of padded rows of nearly equal lengths, each of at most so many tokens with its padding."""
+
+    def __init__(self, documents: DocumentStream, tokens: int) -> None:
+        self.documents = documents
+        self.tokens = tokens
         self.ready: list[TrainingBatch] = []
 
     def next(self, progress: float) -> TrainingBatch:
         """The next batch for a run that is `progress` (0 to 1) through."""
         if not self.ready:
-            self._fill(next(s for s in self.stages if progress <= s.until))
+            self._fill(progress)
         return self.ready.pop()
 
-    def _fill(self, stage: Stage) -> None:
-        kinds, shares = list(stage.mixture), list(stage.mixture.values())
-        samples, total = [], 0
-        while total < 12 * self.tokens:
-            rng = Random(f"{self.seed}:{self.drawn}")
-            self.drawn += 1
-            kind = rng.choices(kinds, shares)[0]
-            doc = self.library.document(rng) if kind == "text" else make(kind, rng, self.side)
-            sample = weigh(self.tokenizer, doc, stage.length)
-            if any(sample.weights[1:]):  # a long prompt may leave nothing to learn before the cut
-                samples.append(sample)
-                total += len(sample.ids)
-        samples.sort(key=lambda s: len(s.ids))
+    def _fill(self, progress: float) -> None:
+        samples = sorted(self.documents.take(progress, 12 * self.tokens), key=lambda s: len(s.ids))
         rows: list[TokenizedDocument] = []
         for sample in samples:
             if rows and len(sample.ids) * (len(rows) + 1) > self.tokens:
@@ -132,4 +175,4 @@ class BatchStream:
                 rows = []
             rows.append(sample)
         self.ready.append(collate(rows))
-        Random(f"{self.seed}:{self.drawn}:order").shuffle(self.ready)
+        Random(f"{self.documents.seed}:{self.documents.drawn}:order").shuffle(self.ready)

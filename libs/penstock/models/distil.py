@@ -9,8 +9,10 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from .data import TrainingBatch
+from .data import PackedBatch
+from .native import kernels_for
 from .net import Cache, Net
+from .packed import PackedNet
 from .render import PLAIN, Document
 from .text import Library
 from .train import Loss
@@ -19,13 +21,14 @@ from .train import Loss
 def imitate(target: Net) -> Loss:
     """The loss of a draft: how far its distribution is from `target`'s, at the tokens that count."""
     target.requires_grad_(False)
+    teacher = PackedNet(target, kernels_for(target.shape, next(target.parameters()).device))
 
-    def loss(net: Net, batch: TrainingBatch) -> Tensor:
+    def loss(model: PackedNet, batch: PackedBatch) -> Tensor:
         with torch.no_grad():
-            wanted = target(batch.ids, batch.keep).log_softmax(-1)
-        got = net(batch.ids, batch.keep).log_softmax(-1)
+            wanted = teacher.logits(batch).float().log_softmax(-1)
+        got = model.logits(batch).float().log_softmax(-1)
         distances = F.kl_div(got, wanted, reduction="none", log_target=True).sum(-1)
-        return (distances * batch.weights).sum() / batch.weights.sum()
+        return (distances * batch.weights).sum()
 
     return loss
 

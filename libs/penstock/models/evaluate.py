@@ -68,6 +68,8 @@ def turns(tokenizer: Tokenizer, doc: Document) -> Iterator[AssistantTurn]:
         begin = match.end()
         end = doc.text.index("<|im_end|>", begin)
         labels = [label for a, b, label in doc.labels if begin <= a and b <= end]
+        if not labels:
+            continue  # calls as a client has written them
         label = next((w for w in ("call", "json", "chat", "answer") if w in labels), "answer")
         values = tuple(doc.text[a:b] for a, b, w in doc.labels if w == "value" and begin <= a and b <= end)
         yield AssistantTurn(list(ids[: bisect_left(starts, begin)]), doc.text[begin:end], label, doc.kind, values)

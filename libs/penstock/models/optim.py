@@ -10,27 +10,33 @@ from torch import Tensor, nn
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
-def orthogonalise(batch: Tensor, steps: int = 5) -> Tensor:
-    """Push the singular values of a batch of matrices towards one (Newton-Schulz, quintic)."""
+def orthogonalise(batch: Tensor, dtype: torch.dtype = torch.float32, steps: int = 5) -> Tensor:
+    """Push the singular values of a batch of matrices towards one (Newton-Schulz, quintic), computing in `dtype`."""
     a, b, c = _COEFFICIENTS
-    x = batch.to(torch.bfloat16 if batch.is_cuda else torch.float32)
+    x = batch.to(dtype)
     tall = x.shape[-2] > x.shape[-1]
     if tall:
         x = x.mT
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(steps):
         gram = x @ x.mT
-        x = a * x + (b * gram + c * gram @ gram) @ x
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     result: Tensor = (x.mT if tall else x).to(batch.dtype)
     return result
 
 
 class Optimizer:
-    """Steps a model's parameters; one learning rate serves both halves, since Muon is scaled to AdamW's size."""
+    """Steps a model's parameters; one learning rate serves both halves, since Muon is scaled to AdamW's size. Products
+    are computed in `dtype`, everything else in float32."""
 
     def __init__(
-        self, named: Iterable[tuple[str, nn.Parameter]], decay: float = 0.01, betas: tuple[float, float] = (0.9, 0.98)
+        self,
+        named: Iterable[tuple[str, nn.Parameter]],
+        decay: float = 0.01,
+        betas: tuple[float, float] = (0.9, 0.98),
+        dtype: torch.dtype = torch.float32,
     ) -> None:
+        self.dtype = dtype
         self.decay = decay
         self.betas = betas
         self.steps = 0
@@ -56,7 +62,7 @@ class Optimizer:
             gradient = torch.stack([_gradient(p) for _, p in members])
             momentum = self.momentum[shape]
             momentum.mul_(0.95).add_(gradient, alpha=0.05)
-            update = orthogonalise(gradient.lerp_(momentum, 0.95))
+            update = orthogonalise(gradient.lerp_(momentum, 0.95), self.dtype)
             scale = 0.2 * max(shape) ** 0.5
             for (_, parameter), change in zip(members, update, strict=True):
                 parameter.mul_(1 - rate * self.decay).add_(change, alpha=-rate * scale)

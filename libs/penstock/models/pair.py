@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,19 +30,24 @@ def train_pair(
     *,
     minutes: float | None,
     save_every: float,
+    sitting: float | None = None,
     reporter: Callable[[str, TrainingPlan], Report],
 ) -> None:
     """Do `steps` in their order, checkpoints in `folder`, and write the finished models under `out`.
 
-    A step that was finished before costs only its loading, so a killed run is resumed by running it again.
+    A step that was finished before costs only its loading, so a killed run is resumed by running it again; and one that
+    ends after a `sitting` of so many minutes, wherever it is then.
     """
+    until = math.inf if sitting is None else time.monotonic() + 60 * sitting
     tokenizer = learn_tokenizer(preset, folder / "tokenizer.json")
     for step in steps:
         plan: TrainingPlan = getattr(preset, step)
         if minutes is not None:
             plan = replace(plan, minutes=minutes)
         trainer = _trainer(preset, step, plan, tokenizer, folder)
-        net = trainer.run(reporter(step, plan), save_every)
+        net = trainer.run(reporter(step, plan), save_every, until=until)
+        if not trainer.finished:
+            return
         if step in NAMES:
             export(net.cpu(), tokenizer, out / NAMES[step])
 

@@ -13,15 +13,16 @@ from .net import NetShape
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """One model's training. It ends after `minutes` of computing or `tokens` tokens, whichever is first; the
-    learning rate and the mixture follow the fraction of that budget that is used."""
+    """One model's training. It ends after `tokens` tokens or, if there is such a limit, after `minutes` of computing,
+    whichever is first; the learning rate and the mixture follow the fraction of that budget that is used. Without
+    minutes a run that was stopped and resumed computes what an uninterrupted one does."""
 
     shape: NetShape
     rate: float
-    minutes: float
     tokens: int
     stages: tuple[Stage, ...]
-    batch: int = 4096
+    minutes: float | None = None
+    batch: int = 8192  # tokens of a step, give or take a document
     warmup: int = 60
     hold: float = 0.3  # fraction of the run at the full rate, before the linear decay
     floor: float = 0.02  # fraction of the rate at which the decay ends
@@ -161,19 +162,19 @@ _DOT = NetShape(2, 32, 64, 2, 2, vocabulary=384, head=16)
 PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
         "mini": Preset(
-            seedling=TrainingPlan(_SMALL, 4e-3, 38, 30_000_000, _STAGES, seed=2),
-            sapling=TrainingPlan(_DEEP, 3e-3, 23, 30_000_000, _GROWN, hold=0.25, seed=3),
-            pole=TrainingPlan(_DEEP, 2.5e-3, 91, 60_000_000, _POLE, hold=0.05, floor=0.04, seed=6),
-            target=TrainingPlan(widened(_DEEP), 4e-4, 6, 30_000_000, _FINAL, hold=0.1, seed=7),
-            draft=TrainingPlan(_SMALL, 1.5e-3, 13, 10_000_000, _FINAL, hold=0.1, seed=4),
+            seedling=TrainingPlan(_SMALL, 4e-3, 10_000_000, _STAGES, seed=2, batch=4096),
+            sapling=TrainingPlan(_DEEP, 3e-3, 6_000_000, _GROWN, hold=0.25, seed=3, batch=4096),
+            pole=TrainingPlan(_DEEP, 2.5e-3, 60_000_000, _POLE, hold=0.05, floor=0.04, seed=6),
+            target=TrainingPlan(widened(_DEEP), 4e-4, 20_000_000, _FINAL, hold=0.1, seed=7),
+            draft=TrainingPlan(_SMALL, 1.5e-3, 10_000_000, _FINAL, hold=0.1, seed=4),
             places=(0, 1, 3, 5),
         ),
         "tiny": Preset(
-            seedling=TrainingPlan(_DOT, 4e-3, 5, 20_000, _TINY, batch=768, warmup=5),
-            sapling=TrainingPlan(replace(_DOT, layers=3), 2e-3, 5, 20_000, _TINY, batch=768, warmup=5),
-            pole=TrainingPlan(replace(_DOT, layers=3), 2e-3, 5, 20_000, _TINY, batch=768, warmup=5),
-            target=TrainingPlan(widened(replace(_DOT, layers=3)), 2e-3, 5, 20_000, _TINY, batch=768, warmup=5),
-            draft=TrainingPlan(_DOT, 2e-3, 5, 20_000, _TINY, batch=768, warmup=5),
+            seedling=TrainingPlan(_DOT, 4e-3, 20_000, _TINY, batch=768, warmup=5),
+            sapling=TrainingPlan(replace(_DOT, layers=3), 2e-3, 20_000, _TINY, batch=768, warmup=5),
+            pole=TrainingPlan(replace(_DOT, layers=3), 2e-3, 20_000, _TINY, batch=768, warmup=5),
+            target=TrainingPlan(widened(replace(_DOT, layers=3)), 2e-3, 20_000, _TINY, batch=768, warmup=5),
+            draft=TrainingPlan(_DOT, 2e-3, 20_000, _TINY, batch=768, warmup=5),
             places=(0, 2),
             vocabulary=384,
             tokenizer_documents=20,
@@ -187,13 +188,13 @@ HEADS: Mapping[str, HeadPlan] = MappingProxyType(
     {
         "mini": HeadPlan(
             TrainingPlan(
-                NetShape(1, 256, 256, 2, 2), 3e-3, 24, 10_000_000, (Stage(1.0, _SAID, 512),), 1024, hold=0.3, seed=8
+                NetShape(1, 256, 256, 2, 2), 3e-3, 10_000_000, (Stage(1.0, _SAID, 512),), 24, 1024, hold=0.3, seed=8
             ),
             (1, 3, 5),
             1280,
         ),
         "tiny": HeadPlan(
-            TrainingPlan(NetShape(1, 64, 64, 2, 1, head=16), 4e-3, 5, 20_000, _TINY, batch=768, warmup=5),
+            TrainingPlan(NetShape(1, 64, 64, 2, 1, head=16), 4e-3, 20_000, _TINY, batch=768, warmup=5),
             (1, 2),
             128,
             counted=4,

@@ -75,15 +75,28 @@ def render(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, A
         doc.add("<|im_end|>\n")
     for message in rest:
         doc.add(f"<|im_start|>{message['role']}\n")
-        if message["role"] == "assistant":
+        if message.get("retold"):
+            doc.add(_retold(message))
+        elif message["role"] == "assistant":
             _assistant(doc, message)
         elif message["role"] == "tool":
             doc.add(f"<tool_response>\n{message['content']}\n</tool_response>")
         else:
             doc.add(message["content"])
-        doc.add("<|im_end|>", PLAIN if message["role"] == "assistant" else 0.0)
+        learned = message["role"] == "assistant" and not message.get("retold")
+        doc.add("<|im_end|>", PLAIN if learned else 0.0)
         doc.add("\n")
     return doc
+
+
+def _retold(message: Mapping[str, Any]) -> str:
+    """A turn of calls whose arguments are the text that a client has sent."""
+    calls = (call["function"] for call in message["tool_calls"])
+    texts = (
+        f'<tool_call>\n{{"name": "{c["name"]}", "arguments": {arguments_text(c["arguments"])}}}\n</tool_call>'
+        for c in calls
+    )
+    return "\n".join(texts)
 
 
 def _assistant(doc: Document, message: Mapping[str, Any]) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from random import Random
 from typing import Any
 
+from . import talk
+from .results import compact, failed, shown
 from .tools import ToolRequest, mark
 from .values import spoken
 from .words import Side
@@ -56,8 +58,17 @@ class Dialogue:
         return ids
 
     def result(self, id_: str, content: Mapping[str, Any] | str) -> None:
-        text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+        text = content if isinstance(content, str) else shown(self.rng, self.side, content)
         self.messages.append({"role": "tool", "tool_call_id": id_, "content": text})
+
+    def retell(self) -> None:
+        """The calls up to some turn as a client sends them back that has read them and writes them its own way; they
+        teach nothing, since the model is not to write them so."""
+        until = self.rng.randrange(len(self.messages) + 1)
+        for message in self.messages[:until]:
+            for call in message.get("tool_calls") or ():
+                call["function"]["arguments"] = compact(self.rng, call["function"]["arguments"])
+                message["retold"] = True
 
     # ------------------------------------------------------------ exchanges
 
@@ -70,11 +81,14 @@ class Dialogue:
             self.result(id_, "ok")
             self.say("Done.")
             return
-        result: Mapping[str, Any] | str = ask.result
-        if len(ask.result) == 1 and self.rng.random() < 0.1:
-            result = spoken(next(iter(ask.result.values())))
-        self.result(id_, result)
+        self.result(id_, ask.result)
         self.say(ask.answer)
+
+    def open_question(self) -> None:
+        """A question that needs no tool, and an honest sentence."""
+        question, reply = talk.open_question(self.rng, self.side)
+        self.messages.append({"role": "user", "content": question})
+        self.say(reply, "chat")
 
     def failing(self, ask: ToolRequest) -> None:
         """A call that fails: for good, and the user is told; or for now, and it is called again."""
@@ -87,13 +101,11 @@ class Dialogue:
             )
             detail = next((spoken(v) for v in ask.arguments.values()), ask.name)
             error = rng.choice((f"{detail}: {reason}", f"{reason}: {detail}", reason))
-            self.result(id_, {"error": error})
+            self.result(id_, failed(rng, error))
             self.say(f"Sorry, that did not work: {mark(error)}.")
         else:
-            self.result(
-                id_,
-                {"error": rng.choice(("timeout, try again", "temporarily unavailable, try again", "busy, try again"))},
-            )
+            error = rng.choice(("timeout, try again", "temporarily unavailable, try again", "busy, try again"))
+            self.result(id_, failed(rng, error))
             self.perform(ask)
 
     def asking_back(self, ask: ToolRequest) -> None:

@@ -48,6 +48,9 @@ def chat(rng: Random, side: Side) -> Document:
             session.messages.append({"role": "user", "content": question})
             session.say(f"I am {mark(name)}.", "chat")
             continue
+        if rng.random() < 0.3:
+            session.open_question()
+            continue
         said, reply = talk.small_talk(rng)
         session.messages.append({"role": "user", "content": said})
         session.say(reply, "chat")

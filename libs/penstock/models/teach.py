@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from .data import BatchStream, Source, TrainingBatch
+from .data import BatchStream, DocumentStream, Source, TrainingBatch
 from .export import shape_of, write_weights
 from .head import HeadNet, HeadShape, initialise_head
 from .net import Net
@@ -52,7 +52,7 @@ class HeadTrainer:
         self.plan = plan
         self.target = target.requires_grad_(False)
         self.progress = Progress()
-        self._stream = BatchStream(tokenizer, plan.run.stages, plan.run.seed, plan.run.batch, library)
+        self._stream = _stream(plan, tokenizer, library)
         self._random = Random(plan.run.seed)
         self._lessons: list[Lesson] = []
         self.head = self._new(tokenizer, library) if start is None else start
@@ -62,7 +62,7 @@ class HeadTrainer:
         """A head that has learned nothing; the commonest tokens are its vocabulary."""
         plan, target = self.plan, self.target
         shape = replace(plan.run.shape, width=target.shape.width, vocabulary=target.shape.vocabulary)
-        counted = BatchStream(tokenizer, plan.run.stages, plan.run.seed, plan.run.batch, library)
+        counted = _stream(plan, tokenizer, library)
         known = commonest([counted.next(0.5) for _ in range(plan.counted)], shape.vocabulary, plan.draft_vocabulary)
         head = HeadNet(HeadShape(plan.layers, shape, plan.draft_vocabulary), known)
         initialise_head(head, target, plan.run.seed)
@@ -99,6 +99,10 @@ class HeadTrainer:
         self._lessons.append(Lesson(self.target, batch, self.head.shape.layers))
         del self._lessons[:-_LESSONS]
         return self._lessons[-1]
+
+
+def _stream(plan: HeadPlan, tokenizer: Tokenizer, library: Source | None) -> BatchStream:
+    return BatchStream(DocumentStream(tokenizer, plan.run.stages, plan.run.seed, library), plan.run.batch)
 
 
 def commonest(batches: Sequence[TrainingBatch], vocabulary: int, count: int) -> Tensor:
@@ -191,7 +195,7 @@ def measure_head(
 ) -> dict[int, list[float]]:
     """Shares of right ones behind right ones of 1 to `steps` greedy guesses in a row, by how far the head looks back;
     on sessions that training did not see."""
-    stream = BatchStream(tokenizer, plan.run.stages, plan.run.seed + 1000, plan.run.batch)
+    stream = _stream(replace(plan, run=replace(plan.run, seed=plan.run.seed + 1000)), tokenizer, None)
     lessons = [Lesson(target, stream.next(1.0), head.shape.layers) for _ in range(batches)]
     found = {}
     for reach in (8, 32, 512):

@@ -1,28 +1,36 @@
-"""Training one network: batches in, checkpoints out, and a restart takes up where the last one stopped."""
+"""Training one network: batches in, checkpoints out, and a restart takes up exactly where the last one stopped.
+
+A batch is a number of documents. It is computed piece by piece, each piece packed into one row (`packed`), and steps
+the parameters once.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
 
 import torch
-import torch.nn.functional as F
 from safetensors import safe_open
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from . import tokenizer as tokenizers_
-from .data import BatchStream, Source, TrainingBatch
+from .data import DocumentStream, PackedBatch, Source, TokenizedDocument, pack
 from .induction import initialise
 from .measure import exact, held_out_documents
+from .native import kernels_for
 from .net import Net
 from .optim import Optimizer
+from .packed import PackedNet
 from .presets import Preset, TrainingPlan
 from .sessions import MAKERS, make
 from .text import Library
@@ -40,10 +48,14 @@ class Progress:
     loss: float = 0.0
 
     def fraction(self, plan: TrainingPlan) -> float:
-        return min(1.0, max(self.seconds / (60 * plan.minutes), self.tokens / plan.tokens))
+        return min(1.0, max(self.seconds / (60 * (plan.minutes or math.inf)), self.tokens / plan.tokens))
 
 
-Loss = Callable[[Net, TrainingBatch], Tensor]
+PIECE = 8192
+"""Tokens that are computed at once, give or take a document."""
+PARTS = ("data", "forward", "backward", "optimizer")
+
+Loss = Callable[[PackedNet, PackedBatch], Tensor]  # the weighted sum over the tokens that count
 Report = Callable[[Progress, str], None]
 
 
@@ -70,10 +82,20 @@ def learn_tokenizer(preset: Preset, path: Path) -> Tokenizer:
     return tokenizer
 
 
-def cross_entropy(net: Net, batch: TrainingBatch) -> Tensor:
-    """The weighted loss on the tokens that count."""
-    losses = F.cross_entropy(net(batch.ids, batch.keep), batch.targets, reduction="none")
-    return (losses * batch.weights).sum() / batch.weights.sum()
+def pieces(samples: Sequence[TokenizedDocument], tokens: int = PIECE) -> list[PackedBatch]:
+    """A batch of documents, in their order, as packed pieces of about so many tokens. Weights are made shares of the
+    whole batch's, so that the pieces' losses and gradients sum up to the batch's mean."""
+    groups: list[list[TokenizedDocument]] = []
+    room = 0
+    for sample in samples:
+        if room <= 0:
+            groups.append([])
+            room = tokens
+        groups[-1].append(sample)
+        room -= len(sample.ids)
+    packed = [pack(group) for group in groups]
+    total = sum(float(piece.weights.sum()) for piece in packed)
+    return [replace(piece, weights=piece.weights / total) for piece in packed]
 
 
 def rate_at(plan: TrainingPlan, progress: Progress) -> float:
@@ -88,10 +110,17 @@ def device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def precision(device: torch.device) -> torch.autocast:
-    """Autocast to bfloat16 where the hardware multiplies it; plain float32 on processors that emulate it."""
-    fast = device.type == "cuda" or torch.backends.cpu.get_cpu_capability().startswith("AVX512")
-    return torch.autocast(device.type, torch.bfloat16, enabled=fast)
+class Stopwatch:
+    """The seconds that each part of the work took."""
+
+    def __init__(self) -> None:
+        self.seconds: Counter[str] = Counter()
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self.seconds[name] += time.perf_counter() - began  # type: ignore[assignment]
 
 
 class Trainer:
@@ -103,7 +132,7 @@ class Trainer:
         tokenizer: Tokenizer,
         directory: Path,
         *,
-        loss: Loss = cross_entropy,
+        loss: Loss = PackedNet.cross_entropy,
         start: Net | None = None,
         library: Source | None = None,
     ) -> None:
@@ -118,8 +147,10 @@ class Trainer:
         else:
             self.net.load_state_dict(start.state_dict())
         self.net.to(self.device)
-        self.optimizer = Optimizer(self.net.named_parameters())
-        self.stream = BatchStream(tokenizer, plan.stages, plan.seed, plan.batch, library)
+        self.model = PackedNet(self.net, kernels_for(plan.shape, self.device))
+        self.optimizer = Optimizer(self.net.named_parameters(), dtype=self.model.kernels.dtype)
+        self.stream = DocumentStream(tokenizer, plan.stages, plan.seed, library)
+        self.watch = Stopwatch()
         self.loss = loss
         directory.mkdir(parents=True, exist_ok=True)
         if self.path.exists():
@@ -129,14 +160,17 @@ class Trainer:
     def finished(self) -> bool:
         return self.progress.fraction(self.plan) >= 1.0
 
-    def run(self, report: Report, save_every: float = 120.0, measure_every: float = 600.0) -> Net:
-        """Train to the end of the plan, telling `report` of every step and every measurement; returns the network.
+    def run(
+        self, report: Report, save_every: float = 120.0, measure_every: float = 600.0, until: float = math.inf
+    ) -> Net:
+        """Train to the end of the plan, or to the time `until` (of time.monotonic), telling `report` of every step and
+        every measurement; returns the network.
 
         A kill loses at most `save_every` seconds.
         """
         last = saved = measured = time.monotonic()
-        while not self.finished:
-            loss = self._step()
+        while not self.finished and last < until:
+            loss = self.step()
             now = time.monotonic()
             progress = self.progress
             progress.seconds += now - last
@@ -157,18 +191,24 @@ class Trainer:
         scores = exact(self.net, self.tokenizer, held_out_documents(("L1", "L3", "everyday", "json"), 12, 7), 2000)
         return "  ".join(f"{k} {r / n:.2f}" for k, (r, n) in scores.items() if not k.endswith("answer"))
 
-    def _step(self) -> float:
-        progress = self.progress
-        batch = self.stream.next(progress.fraction(self.plan)).to(self.device)
-        with precision(self.device):
-            loss = self.loss(self.net, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(self.net.parameters(), 1.0)
-        self.optimizer.step(rate_at(self.plan, progress))
+    def step(self) -> float:
+        """One update from one batch; returns its loss, the mean over the tokens that count."""
+        progress, watch, loss = self.progress, self.watch, 0.0
+        with watch.part("data"):
+            batch = pieces(self.stream.take(progress.fraction(self.plan), self.plan.batch))
+        for piece in batch:
+            with watch.part("forward"):
+                part = self.loss(self.model, piece.to(self.device))
+                loss += part.item()
+            with watch.part("backward"):
+                part.backward()  # type: ignore[no-untyped-call]
+        with watch.part("optimizer"):
+            torch.nn.utils.clip_grad_norm_(self.net.parameters(), 1.0)
+            self.optimizer.step(rate_at(self.plan, progress))
         progress.steps += 1
-        progress.tokens += batch.tokens
+        progress.tokens += sum(piece.tokens for piece in batch)
         progress.drawn = self.stream.drawn
-        return loss.item()
+        return loss
 
     def save(self) -> None:
         """Write the checkpoint; it replaces the last one only when complete."""

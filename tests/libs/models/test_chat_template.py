@@ -8,9 +8,8 @@ from random import Random
 import pytest
 from transformers import AutoTokenizer
 
-from penstock.models import NAMES, embedded
-from penstock.models.agent import agent
-from penstock.models.json_tasks import json_task
+from penstock.models import NAMES, embedded, json_tasks
+from penstock.models import agent as agents
 from penstock.models.render import render, unmarked
 from penstock.models.words import Side
 
@@ -106,14 +105,14 @@ def test_the_template_and_the_renderer_agree(tokenizer, tools, skip):
 
 
 def test_the_template_and_the_renderer_agree_on_generated_sessions(tokenizer, monkeypatch):
-    import penstock.models.sessions as sessions
-
     seen = []
-    monkeypatch.setattr(sessions, "render", lambda m, t, kind="": seen.append((m, t)) or render(m, t, kind))
+    for module in (agents, json_tasks):
+        monkeypatch.setattr(module, "render", lambda m, t, kind="": seen.append((m, t)) or render(m, t, kind))
     side = Side(True)
-    for i in range(15):
-        agent(Random(i), side, 3, 4, 5, sentences=2)
-        json_task(Random(i), side)
+    for i in range(80):
+        agents.agent(Random(i), side, 3, 4, 5, sentences=2)
+        json_tasks.json_task(Random(i), side)
+    assert len(seen) == 160 and any(message.get("retold") for messages, _ in seen for message in messages)
     for messages, tools in seen:
         plain = [m | {"content": unmarked(m["content"])} if m.get("content") else m for m in messages]
         assert rendered(tokenizer, plain, list(tools)) == render(messages, tools).text

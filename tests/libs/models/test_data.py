@@ -10,9 +10,10 @@ import pytest
 
 from penstock.models import embedded
 from penstock.models.agent import agent
-from penstock.models.data import BatchStream, Stage, weigh
+from penstock.models.data import BatchStream, DocumentStream, Stage, pack, weigh
 from penstock.models.export import load
 from penstock.models.render import DECISION, MARK_CLOSE, MARK_OPEN
+from penstock.models.results import failed, shown
 from penstock.models.sessions import MAKERS, make
 from penstock.models.text import Library
 from penstock.models.tokenizer import load as load_tokenizer
@@ -115,20 +116,108 @@ def test_decisions_weigh_more_than_copies_and_prompts_nothing(tokenizer):
     assert tokenizer.decode(sample.ids[:first], skip_special_tokens=False).endswith("<|im_start|>assistant\n")
 
 
-def test_a_stream_goes_on_with_documents_not_yet_drawn(tokenizer):
-    stages = (Stage(1.0, {"L1": 1.0, "text": 1.0}, 512),)
-    whole = BatchStream(tokenizer, stages, 7, 1024)
-    first = whole.next(0.0)
-    assert first.tokens <= 1024 and len(first.keep) == len(first.targets) == len(first.weights)
-    flat = first.ids.flatten()
-    assert (flat[first.keep + 1] == first.targets).all()
-    drawn = whole.drawn
-    while whole.ready:
-        whole.next(0.0)
-    second = whole.next(0.5)
-    resumed = BatchStream(tokenizer, stages, 7, 1024)
-    resumed.drawn = drawn
-    assert (resumed.next(0.5).ids == second.ids).all()
+def test_results_come_in_the_shapes_that_clients_send():
+    """Whatever the shape, each value stands in it as an answer says it."""
+    result = {"temperature": -7, "city_name": "Århus", "open": True, "load": 0.5}
+    texts = [shown(Random(i), TRAIN, result) for i in range(400)]
+    for text in texts:
+        assert all(each in text for each in ("-7", "Århus", "true", "0.5"))
+
+    def parsed(text):
+        try:
+            return json.loads(text)
+        except ValueError:
+            return None
+
+    found = [(text, parsed(text)) for text in texts]
+    plain = [text for text, content in found if content is None]
+    assert any("\n" in text for text in plain) and any("city name is Århus" in text for text in plain)
+    objects = [(text, content) for text, content in found if content is not None]
+    assert ({json.dumps(result, ensure_ascii=False)} <= {*texts}) and any('\n  "' in text for text in texts)
+    assert json.dumps(result, ensure_ascii=False, separators=(",", ":")) in texts
+    assert any(isinstance(content, list) for _, content in objects)
+    assert any(isinstance(content, dict) and "data" in content for _, content in objects)
+    assert any(isinstance(content, dict) and len(content) > 10 for _, content in objects)
+    assert {shown(Random(i), TRAIN, {"size": 4}) for i in range(200)} >= {"4", "[4]", '{"size": 4}', '{"size":4}'}
+
+
+def test_errors_come_in_the_shapes_that_tools_report():
+    texts = {failed(Random(i), "busy") for i in range(300)}
+    assert all("busy" in text for text in texts)
+    assert {'{"error": "busy"}', '{"error":"busy"}', "Error: busy"} <= texts and any('"code"' in t for t in texts)
+
+
+def test_calls_that_a_client_wrote_its_own_way_teach_nothing():
+    told = 0
+    for i in range(150):
+        doc = make("L3", Random(i), TRAIN)
+        learned = {a for a, b, label in doc.labels if label == "call"}
+        for call in re.finditer(r'<tool_call>\n{"name": "[^"]+", "arguments": (.*?)}\n</tool_call>', doc.text, re.S):
+            inside = [weight for a, b, weight in doc.ranges if a < call.end() and b > call.start()]
+            ours = json.dumps(json.loads(call[1]), ensure_ascii=False)
+            if any(start in learned for start in (call.start(), call.start() - 1)):
+                assert call[1] == ours and inside
+            else:
+                told += call[1] != ours
+                assert not inside
+    assert told > 20
+
+
+def test_questions_that_need_no_tool_get_one_plain_sentence():
+    questions = 0
+    for kind in ("L3", "chat"):
+        for i in range(60):
+            doc = make(kind, Random(i), HELD)
+            for a, b, label in doc.labels:
+                text = doc.text[a:b]
+                if label == "chat" and text.startswith(("I do not know", "I can not", "I have no opinion")):
+                    questions += 1
+                    assert text.count(".") == 1 and text.endswith(".") and not set(text) & set('<>{}[]"*#')
+    assert questions > 20
+
+
+def test_system_prompts_of_frameworks_are_among_them():
+    prompts = [make("L3", Random(i), TRAIN).text.partition("# Tools")[0] for i in range(200)]
+    assert any("# Instructions" in text for text in prompts) and any("<rules>" in text for text in prompts)
+    assert not any("{" in text for text in prompts)
+
+
+STAGES = (Stage(1.0, {"L1": 1.0, "text": 1.0}, 512),)
+
+
+def test_a_stream_goes_on_with_the_next_document(tokenizer):
+    whole, resumed = (DocumentStream(tokenizer, STAGES, 7) for _ in range(2))
+    first = whole.take(0.0, 1024)
+    total = sum(len(sample.ids) for sample in first)
+    assert total >= 1024 > total - len(first[-1].ids) and all(len(sample.ids) <= 512 for sample in first)
+    resumed.drawn = whole.drawn
+    assert resumed.take(0.5, 600) == whole.take(0.5, 600) != first
+
+
+def test_packed_and_padded_rows_hold_the_same_documents(tokenizer):
+    samples = DocumentStream(tokenizer, STAGES, 7).take(0.0, 4000)
+    packed, position = pack(samples), 0
+    for sample in samples:
+        ids = packed.ids[position : position + len(sample.ids)]
+        assert ids.tolist() == list(sample.ids)
+        inside = (packed.keep >= position) & (packed.keep < position + len(ids))
+        at = packed.keep[inside] - position + 1
+        assert at.tolist() == [i for i, weight in enumerate(sample.weights) if weight and i]
+        assert (ids[at] == packed.targets[inside]).all()
+        assert packed.weights[inside].tolist() == [sample.weights[i] for i in at]
+        position += len(ids)
+    assert packed.tokens == position and packed.lengths == [len(sample.ids) for sample in samples]
+    padded = BatchStream(DocumentStream(tokenizer, STAGES, 7), 1024)
+    batches = [padded.next(0.0)]
+    while padded.ready:
+        batches.append(padded.next(0.0))
+    for batch in batches:
+        assert batch.tokens <= batch.ids.numel() <= 1024
+        assert (batch.ids.flatten()[batch.keep + 1] == batch.targets).all()
+    again = DocumentStream(tokenizer, STAGES, 7).take(0.0, 12 * 1024)
+    assert sum(len(batch.ids) for batch in batches) == len(again)
+    weights = [float(batch.weights.sum()) for batch in batches]
+    assert sum(weights) == pytest.approx(float(pack(again).weights.sum()))
 
 
 def test_loading_reads_what_was_exported():
