@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[2]
 _REASON = why_not()
 
 
+@pytest.mark.timeout(900)  # the image is built first
 @pytest.mark.skipif(bool(_REASON), reason=f"needs a container engine: {_REASON}")
 def test_a_mesh_of_containers_serves_two_turns_and_leaves_nothing() -> None:
     """`make test-containers`: it asserts that the second turn finds the blocks of the first."""
