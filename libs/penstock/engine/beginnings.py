@@ -32,6 +32,10 @@ class Beginnings:
         self._rows[page] = parent, tokens
         insort(self._behind.setdefault(parent, []), (tokens, page))
 
+    def behind(self, parent: bytes) -> list[int]:
+        """The pages with rows that follow the block of `parent`."""
+        return [page for _, page in self._behind.get(parent, ())]
+
     def remove(self, page: int) -> None:
         """Nobody may copy rows of the page any more; a second call does nothing."""
         parent, tokens = self._rows.pop(page, (b"", b""))

@@ -8,7 +8,7 @@ A tenant that has more than its share of the idle pages loses its own first, as 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol
@@ -90,6 +90,11 @@ class NamedPages:
         """The page that holds the block, or None."""
         named = self._by_key.get(key)
         return None if named is None else named.page
+
+    def of(self, namespaces: Collection[bytes]) -> list[NamedPage]:
+        """The named pages of these namespaces, those behind others first."""
+        found = [named for named in self._by_key.values() if named.namespace in namespaces]
+        return sorted(found, key=lambda named: -named.first_token)
 
     def add(self, page: int, key: bytes, parent: bytes, first_token: int, *, namespace: bytes) -> None:
         """Names a page that somebody holds. Neither the page nor the key has the other already."""

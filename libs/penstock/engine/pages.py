@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from penstock.engine.beginnings import Beginnings
@@ -230,6 +230,16 @@ class PagePool:
             if self._named.forget(page) or page in self._tails:
                 self._tails.pop(page, None)
                 self._free.append(page)
+
+    def drop(self, namespaces: Collection[bytes]) -> tuple[int, int]:
+        """Takes the keys and tails of all pages of these namespaces, which are the roots of their chains; holds stay.
+        Returns how many blocks nobody finds any more, and how many of them are in pages that somebody holds."""
+        named = self._named.of(namespaces)
+        held = sum(self._refs[one.page] > 0 for one in named)
+        parents = [*namespaces, *(one.key for one in named)]
+        tails = [page for parent in parents for page in self._beginnings.behind(parent) if page not in self._named]
+        self.forget([*tails, *(one.page for one in named)])
+        return len(named), held
 
     # Rows
 

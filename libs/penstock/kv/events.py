@@ -71,6 +71,11 @@ class Subscriber(Generic[Place]):
         self._closed = True
         self._wake.set()
 
+    @property
+    def closed(self) -> bool:
+        """Whether the end has come."""
+        return self._closed
+
     async def next(self) -> Change[Place] | None:
         """The next message; waits until there is one. None at the end."""
         await self.news()

@@ -45,6 +45,10 @@ class _NoBlocks:
         return None
 
 
+def _nothing_to_evict(order: router_pb2.EvictOrder) -> router_pb2.Evicted:
+    return router_pb2.Evicted(number=order.number)
+
+
 def _no_blocks() -> AbstractContextManager[BlockNews]:
     return nullcontext(_NoBlocks())
 
@@ -59,6 +63,7 @@ async def stay_joined(
     wish: WorkerWish | None = None,
     joined: asyncio.Event | None = None,
     obey: Callable[[router_pb2.MemberCommand], None] = lambda command: None,
+    evict: Callable[[router_pb2.EvictOrder], router_pb2.Evicted] = _nothing_to_evict,
 ) -> NoReturn:
     """Cancel it to leave. A lost stream is opened again as `stay` has it, also after a refusal: the members that this
     worker does not fit may have left by then.
@@ -66,7 +71,7 @@ async def stay_joined(
     `load` is sent at once, then when `changed` is set (this clears it; at most every 50 ms), at least twice a second.
     What is new of `blocks`, which is opened for each stream, is sent before it. What is new of `wish` is told at
     once; its role takes the place of that of `hello`. `joined` is set while the router has this member. `obey` gets the
-    router's commands.
+    router's commands; `evict` drops a tenant's blocks, and says how many they were.
     """
     membership = _Membership(
         hello,
@@ -76,6 +81,7 @@ async def stay_joined(
         wish=wish or WorkerWish(hello.role),
         joined=joined or asyncio.Event(),
         obey=obey,
+        evict=evict,
     )
     log = structlog.get_logger("penstock.join").bind(member=hello.member_id)
 
@@ -98,6 +104,7 @@ class _Membership:
         wish: WorkerWish,
         joined: asyncio.Event,
         obey: Callable[[router_pb2.MemberCommand], None],
+        evict: Callable[[router_pb2.EvictOrder], router_pb2.Evicted],
     ) -> None:
         self._hello = router_pb2.Hello()
         self._hello.CopyFrom(hello)
@@ -107,6 +114,9 @@ class _Membership:
         self._wish = wish
         self._joined = joined
         self._obey = obey
+        self._evict = evict
+        self._evicted: list[router_pb2.Evicted] = []
+        """What the router of this stream has not been told."""
         self._told = WorkWanted(hello.role)
         """What the router of this stream knows."""
 
@@ -114,6 +124,7 @@ class _Membership:
         """Returns when the router ended the stream; raises TimeoutError when it sends no welcome, and AioRpcError when
         it or the way there failed."""
         self._told = WorkWanted(self._wish.now.role)
+        self._evicted.clear()
         self._hello.role = self._told.role
         try:
             async with asyncio.timeout(_WELCOME_S):
@@ -140,6 +151,8 @@ class _Membership:
                 await self._tell(call, self._wish.now)
                 while (events := news.take()) is not None:
                     await call.write(router_pb2.JoinRequest(blocks=events))
+                while self._evicted:
+                    await call.write(router_pb2.JoinRequest(evicted=self._evicted.pop(0)))
                 await call.write(router_pb2.JoinRequest(load=self._load()))
                 await asyncio.sleep(_LEAST_PAUSE_S)
                 await self._something_new(news)
@@ -165,7 +178,10 @@ class _Membership:
         self._changed.clear()
 
     async def _read_to_end(self, call: Call) -> None:
-        """Passes commands on. Returns when the router ended the stream; raises AioRpcError when the stream broke."""
+        """Does what the router says. Returns when it ended the stream; raises AioRpcError when the stream broke."""
         while isinstance(message := await call.read(), router_pb2.JoinResponse):
             if message.HasField("command"):
                 self._obey(message.command)
+            elif message.HasField("evict"):
+                self._evicted.append(self._evict(message.evict))
+                self._changed.set()

@@ -9,10 +9,12 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from penstock.rpc.checkup import CHECKUP, CheckupService, Examine, nothing_more
 from penstock.rpc.health import HealthService
 from penstock.rpc.interceptors import CallEntrance, InFlight, ServerInterceptor, no_entrance
 from penstock.runtime.config import ConfigError
 from penstock.runtime.ports import ports_are_reserved
+from penstock.v1 import checkup_pb2_grpc
 
 MAX_MESSAGE = 4 * 1024 * 1024
 """grpc's own default. Bulk bytes travel in chunks of at most 1 MiB, so it is never raised."""
@@ -71,6 +73,7 @@ async def serve(
     grace: float = 5.0,
     credentials: grpc.ServerCredentials | None = None,
     entrance: CallEntrance = no_entrance,
+    examine: Examine = nothing_more,
 ) -> AsyncIterator[RpcServer]:
     """Serves on `address` ("127.0.0.1:0" picks a port) until the block ends, then drains.
 
@@ -80,7 +83,8 @@ async def serve(
     gives running calls `grace` seconds, cancels the rest, and returns when the last handler has cleaned up.
     Streams that watch its health do not count as running: they hear NOT_SERVING, and end.
     With `credentials` it speaks TLS. `entrance` surrounds each call of the servicers, and is entered before a long
-    request of it is parsed. Raises ConfigError when it cannot listen on `address`.
+    request of it is parsed. `examine` finds out, beside what every server does, whether the place where it runs is fit.
+    Raises ConfigError when it cannot listen on `address`.
     """
     in_flight = InFlight()
     server = grpc.aio.server(
@@ -98,7 +102,9 @@ async def serve(
     running.in_flight = in_flight
     register(server)
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
-    reflection.enable_server_reflection([*names, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name], server)
+    checkup_pb2_grpc.add_CheckupServicer_to_server(CheckupService(examine), server)
+    health_name = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+    reflection.enable_server_reflection([*names, CHECKUP, health_name], server)
     running.port = _bind(server, address, credentials)
     await running.set_serving(False)
     await running.set_live(True)

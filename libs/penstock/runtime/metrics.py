@@ -6,6 +6,7 @@ not meet. Where a name exists that dashboards for vLLM look for, that name is us
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -310,12 +311,15 @@ class WorkerMetrics(StoringMetrics):
             "stage",
             "source",
         )
+        self.given: defaultdict[str, int] = defaultdict(int)
+        """The same of all stages, by source."""
         self.told = self._counter("penstock_worker_generated_tokens", "Tokens told to gateways", "stage")
 
     def count_given(self, stage: str, computed: int, fetched: Mapping[str, int]) -> None:
         """Counts the tokens that one sequence began with; `fetched` by tier."""
         for source, tokens in {**fetched, "computed": computed}.items():
             self._given.labels(stage, source).inc(tokens)
+            self.given[source] += tokens
 
     def watch(self, read: Callable[[], Mapping[str, float]]) -> None:
         """From now on `read` gives figures by some of the names above. Not twice for one of them."""

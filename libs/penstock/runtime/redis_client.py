@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from urllib.parse import unquote
 
 from penstock.runtime.config import ConfigError, HostPort
+from penstock.runtime.findings import Finding
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -99,3 +100,15 @@ def without_password(url: str) -> str:
     if "@" in options:  # then nobody knows where the password ends
         return address.partition("://")[0] + "://***"
     return re.sub("://.*@", "://***@", address)
+
+
+async def redis_found(setting: str, url: str) -> Finding:
+    """Whether the Redis that a setting names answers."""
+    where = without_password(url)
+    try:
+        async with open_redis(setting, url) as redis:
+            await asked(redis.ping())
+    except (ConfigError, OSError) as error:
+        right = f"start that Redis, let this process reach it, or change --{setting.replace('_', '-')}"
+        return Finding("redis", False, f"{where} does not answer: {error}", right)
+    return Finding("redis", True, f"{where} answers")

@@ -54,6 +54,16 @@ class GatewayStub:
                 request_serializer=penstock_dot_v1_dot_gateway__pb2.HintSessionRequest.SerializeToString,
                 response_deserializer=penstock_dot_v1_dot_gateway__pb2.HintSessionResponse.FromString,
                 _registered_method=True)
+        self.PastRequest = channel.unary_unary(
+                '/penstock.v1.Gateway/PastRequest',
+                request_serializer=penstock_dot_v1_dot_gateway__pb2.PastRequestQuery.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_gateway__pb2.PastRequestRecord.FromString,
+                _registered_method=True)
+        self.EvictTenant = channel.unary_unary(
+                '/penstock.v1.Gateway/EvictTenant',
+                request_serializer=penstock_dot_v1_dot_gateway__pb2.EvictTenantRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_gateway__pb2.EvictTenantResponse.FromString,
+                _registered_method=True)
 
 
 class GatewayServicer:
@@ -85,6 +95,20 @@ class GatewayServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PastRequest(self, request, context):
+        """What became of a request that has ended; a tenant's own, or with an operator's key any.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EvictTenant(self, request, context):
+        """With an operator's key: drops the blocks of one tenant from all stores and workers. PERMISSION_DENIED for others.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GatewayServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -107,6 +131,16 @@ def add_GatewayServicer_to_server(servicer, server):
                     servicer.HintSession,
                     request_deserializer=penstock_dot_v1_dot_gateway__pb2.HintSessionRequest.FromString,
                     response_serializer=penstock_dot_v1_dot_gateway__pb2.HintSessionResponse.SerializeToString,
+            ),
+            'PastRequest': grpc.unary_unary_rpc_method_handler(
+                    servicer.PastRequest,
+                    request_deserializer=penstock_dot_v1_dot_gateway__pb2.PastRequestQuery.FromString,
+                    response_serializer=penstock_dot_v1_dot_gateway__pb2.PastRequestRecord.SerializeToString,
+            ),
+            'EvictTenant': grpc.unary_unary_rpc_method_handler(
+                    servicer.EvictTenant,
+                    request_deserializer=penstock_dot_v1_dot_gateway__pb2.EvictTenantRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_gateway__pb2.EvictTenantResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -217,6 +251,60 @@ class Gateway:
             '/penstock.v1.Gateway/HintSession',
             penstock_dot_v1_dot_gateway__pb2.HintSessionRequest.SerializeToString,
             penstock_dot_v1_dot_gateway__pb2.HintSessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PastRequest(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Gateway/PastRequest',
+            penstock_dot_v1_dot_gateway__pb2.PastRequestQuery.SerializeToString,
+            penstock_dot_v1_dot_gateway__pb2.PastRequestRecord.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EvictTenant(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Gateway/EvictTenant',
+            penstock_dot_v1_dot_gateway__pb2.EvictTenantRequest.SerializeToString,
+            penstock_dot_v1_dot_gateway__pb2.EvictTenantResponse.FromString,
             options,
             channel_credentials,
             insecure,

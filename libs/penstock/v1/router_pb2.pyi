@@ -57,6 +57,7 @@ class Hello(_message.Message):
     MAX_RUNNING_FIELD_NUMBER: _builtins.int
     KV_CAPACITY_TOKENS_FIELD_NUMBER: _builtins.int
     ROUTERS_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
     member_id: _builtins.str
     """unique per process start"""
     role: Global___Role.ValueType
@@ -73,6 +74,8 @@ class Hello(_message.Message):
     kv_capacity_tokens: _builtins.int
     routers: _builtins.int
     """that it joins: those others plan for it too"""
+    version: _builtins.str
+    """of its code and its wire"""
     @_builtins.property
     def spec(self) -> _common_pb2.KvSpec: ...
     def __init__(
@@ -88,10 +91,11 @@ class Hello(_message.Message):
         max_running: _builtins.int = ...,
         kv_capacity_tokens: _builtins.int = ...,
         routers: _builtins.int = ...,
+        version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "host_id", b"host_id", "kv_capacity_tokens", b"kv_capacity_tokens", "max_model_len", b"max_model_len", "max_running", b"max_running", "member_id", b"member_id", "model_name", b"model_name", "role", b"role", "routers", b"routers", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "host_id", b"host_id", "kv_capacity_tokens", b"kv_capacity_tokens", "max_model_len", b"max_model_len", "max_running", b"max_running", "member_id", b"member_id", "model_name", b"model_name", "role", b"role", "routers", b"routers", "spec", b"spec", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -119,6 +123,7 @@ class Load(_message.Message):
     FAR_HANDOFF_FIELD_NUMBER: _builtins.int
     PROMPT_FIELD_NUMBER: _builtins.int
     STORE_AWAY_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     waiting: _builtins.int
     queued_prefill_tokens: _builtins.int
@@ -156,6 +161,10 @@ class Load(_message.Message):
     def prompt(self) -> Global___PromptTokenCost:
         """fitted to its steps; absent when not yet known"""
 
+    @_builtins.property
+    def counts(self) -> Global___WorkerCounts:
+        """for people"""
+
     def __init__(
         self,
         *,
@@ -175,14 +184,177 @@ class Load(_message.Message):
         far_handoff: Global___TransferCost | None = ...,
         prompt: Global___PromptTokenCost | None = ...,
         store_away: _builtins.bool = ...,
+        counts: Global___WorkerCounts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["far_handoff", b"far_handoff", "handoff", b"handoff", "progress", b"progress", "prompt", b"prompt", "step", b"step"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "far_handoff", b"far_handoff", "handoff", b"handoff", "progress", b"progress", "prompt", b"prompt", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_step_s", b"decode_step_s", "far_handoff", b"far_handoff", "fetch_bytes_per_s", b"fetch_bytes_per_s", "fetch_overhead_s", b"fetch_overhead_s", "free_kv_tokens", b"free_kv_tokens", "handoff", b"handoff", "prefill_tokens_per_s", b"prefill_tokens_per_s", "progress", b"progress", "prompt", b"prompt", "queued_prefill_tokens", b"queued_prefill_tokens", "remote_bytes_per_s", b"remote_bytes_per_s", "remote_overhead_s", b"remote_overhead_s", "running", b"running", "step", b"step", "store_away", b"store_away", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "decode_step_s", b"decode_step_s", "far_handoff", b"far_handoff", "fetch_bytes_per_s", b"fetch_bytes_per_s", "fetch_overhead_s", b"fetch_overhead_s", "free_kv_tokens", b"free_kv_tokens", "handoff", b"handoff", "prefill_tokens_per_s", b"prefill_tokens_per_s", "progress", b"progress", "prompt", b"prompt", "queued_prefill_tokens", b"queued_prefill_tokens", "remote_bytes_per_s", b"remote_bytes_per_s", "remote_overhead_s", b"remote_overhead_s", "running", b"running", "step", b"step", "store_away", b"store_away", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Load: _TypeAlias = Load  # noqa: Y015
+
+@_typing.final
+class WorkerCounts(_message.Message):
+    """Of a worker, since its start unless it says otherwise."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROMPTS_FIELD_NUMBER: _builtins.int
+    GENERATED_FIELD_NUMBER: _builtins.int
+    DRAFTED_FIELD_NUMBER: _builtins.int
+    ACCEPTED_FIELD_NUMBER: _builtins.int
+    RESIDENT_BLOCKS_FIELD_NUMBER: _builtins.int
+    BLOCK_BYTES_FIELD_NUMBER: _builtins.int
+    generated: _builtins.int
+    """tokens"""
+    drafted: _builtins.int
+    """tokens that were guessed and verified"""
+    accepted: _builtins.int
+    """those of them that were right"""
+    resident_blocks: _builtins.int
+    """in its own pages now"""
+    block_bytes: _builtins.int
+    """of each of them"""
+    @_builtins.property
+    def prompts(self) -> Global___PromptSources:
+        """each prompt where it was computed"""
+
+    def __init__(
+        self,
+        *,
+        prompts: Global___PromptSources | None = ...,
+        generated: _builtins.int = ...,
+        drafted: _builtins.int = ...,
+        accepted: _builtins.int = ...,
+        resident_blocks: _builtins.int = ...,
+        block_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["prompts", b"prompts"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "block_bytes", b"block_bytes", "drafted", b"drafted", "generated", b"generated", "prompts", b"prompts", "resident_blocks", b"resident_blocks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerCounts: _TypeAlias = WorkerCounts  # noqa: Y015
+
+@_typing.final
+class PromptSources(_message.Message):
+    """Tokens of prompts by where their KV came from: computed, a worker's own pages, or a tier of a store."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMPUTED_FIELD_NUMBER: _builtins.int
+    WORKER_FIELD_NUMBER: _builtins.int
+    GPU_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
+    NVME_FIELD_NUMBER: _builtins.int
+    REMOTE_FIELD_NUMBER: _builtins.int
+    computed: _builtins.int
+    worker: _builtins.int
+    gpu: _builtins.int
+    host: _builtins.int
+    nvme: _builtins.int
+    remote: _builtins.int
+    def __init__(
+        self,
+        *,
+        computed: _builtins.int = ...,
+        worker: _builtins.int = ...,
+        gpu: _builtins.int = ...,
+        host: _builtins.int = ...,
+        nvme: _builtins.int = ...,
+        remote: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["computed", b"computed", "gpu", b"gpu", "host", b"host", "nvme", b"nvme", "remote", b"remote", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptSources: _TypeAlias = PromptSources  # noqa: Y015
+
+@_typing.final
+class StoreLoad(_message.Message):
+    """Of a store, for people. Pushed when it changes, at most once a second."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIERS_FIELD_NUMBER: _builtins.int
+    ASKED_FIELD_NUMBER: _builtins.int
+    MISSED_FIELD_NUMBER: _builtins.int
+    LEASES_FIELD_NUMBER: _builtins.int
+    ATTACHMENTS_FIELD_NUMBER: _builtins.int
+    LENT_BLOCKS_FIELD_NUMBER: _builtins.int
+    SESSIONS_FIELD_NUMBER: _builtins.int
+    asked: _builtins.int
+    """blocks that leases asked for, since its start"""
+    missed: _builtins.int
+    """those of them that it did not have"""
+    leases: _builtins.int
+    attachments: _builtins.int
+    lent_blocks: _builtins.int
+    """that it may take from workers' own pages"""
+    sessions: _builtins.int
+    """of which it knows something"""
+    @_builtins.property
+    def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TierLoad]:
+        """the nearest first"""
+
+    def __init__(
+        self,
+        *,
+        tiers: _abc.Iterable[Global___TierLoad] | None = ...,
+        asked: _builtins.int = ...,
+        missed: _builtins.int = ...,
+        leases: _builtins.int = ...,
+        attachments: _builtins.int = ...,
+        lent_blocks: _builtins.int = ...,
+        sessions: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked", b"asked", "attachments", b"attachments", "leases", b"leases", "lent_blocks", b"lent_blocks", "missed", b"missed", "sessions", b"sessions", "tiers", b"tiers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StoreLoad: _TypeAlias = StoreLoad  # noqa: Y015
+
+@_typing.final
+class TierLoad(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIER_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    USED_BYTES_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    GIVEN_BLOCKS_FIELD_NUMBER: _builtins.int
+    EVICTIONS_FIELD_NUMBER: _builtins.int
+    tier: _common_pb2.Tier.ValueType
+    blocks: _builtins.int
+    used_bytes: _builtins.int
+    bytes: _builtins.int
+    """that it may take; 0: it has no place of its own"""
+    given_blocks: _builtins.int
+    """that leases got from here, since its start"""
+    evictions: _builtins.int
+    def __init__(
+        self,
+        *,
+        tier: _common_pb2.Tier.ValueType = ...,
+        blocks: _builtins.int = ...,
+        used_bytes: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+        given_blocks: _builtins.int = ...,
+        evictions: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "bytes", b"bytes", "evictions", b"evictions", "given_blocks", b"given_blocks", "tier", b"tier", "used_bytes", b"used_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TierLoad: _TypeAlias = TierLoad  # noqa: Y015
 
 @_typing.final
 class PromptTokenCost(_message.Message):
@@ -307,6 +479,8 @@ class JoinRequest(_message.Message):
     BLOCKS_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     ROLE_FIELD_NUMBER: _builtins.int
+    STORE_FIELD_NUMBER: _builtins.int
+    EVICTED_FIELD_NUMBER: _builtins.int
     draining: _builtins.bool
     """no new work, please; running work goes on. false: new work again"""
     role: Global___Role.ValueType
@@ -321,6 +495,14 @@ class JoinRequest(_message.Message):
     def blocks(self) -> _common_pb2.BlockEvents:
         """of a store; of a worker those in its own pages, without a tier"""
 
+    @_builtins.property
+    def store(self) -> Global___StoreLoad:
+        """stores only"""
+
+    @_builtins.property
+    def evicted(self) -> Global___Evicted:
+        """the answer to an `evict`"""
+
     def __init__(
         self,
         *,
@@ -329,12 +511,14 @@ class JoinRequest(_message.Message):
         blocks: _common_pb2.BlockEvents | None = ...,
         draining: _builtins.bool = ...,
         role: Global___Role.ValueType = ...,
+        store: Global___StoreLoad | None = ...,
+        evicted: Global___Evicted | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "draining", b"draining", "hello", b"hello", "kind", b"kind", "load", b"load", "role", b"role"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "draining", b"draining", "evicted", b"evicted", "hello", b"hello", "kind", b"kind", "load", b"load", "role", b"role", "store", b"store"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "draining", b"draining", "hello", b"hello", "kind", b"kind", "load", b"load", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "draining", b"draining", "evicted", b"evicted", "hello", b"hello", "kind", b"kind", "load", b"load", "role", b"role", "store", b"store"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "load", "blocks", "draining", "role"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "load", "blocks", "draining", "role", "store", "evicted"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -348,6 +532,7 @@ class JoinResponse(_message.Message):
     STORES_FIELD_NUMBER: _builtins.int
     SESSION_HINT_FIELD_NUMBER: _builtins.int
     COMMAND_FIELD_NUMBER: _builtins.int
+    EVICT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
@@ -362,6 +547,10 @@ class JoinResponse(_message.Message):
     def command(self) -> Global___MemberCommand:
         """workers only; they answer by what they say of themselves, to all routers"""
 
+    @_builtins.property
+    def evict(self) -> Global___EvictOrder:
+        """answered by `evicted`"""
+
     def __init__(
         self,
         *,
@@ -369,16 +558,105 @@ class JoinResponse(_message.Message):
         stores: Global___Stores | None = ...,
         session_hint: _common_pb2.SessionHint | None = ...,
         command: Global___MemberCommand | None = ...,
+        evict: Global___EvictOrder | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "kind", b"kind", "session_hint", b"session_hint", "stores", b"stores", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "evict", b"evict", "kind", b"kind", "session_hint", b"session_hint", "stores", b"stores", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "kind", b"kind", "session_hint", b"session_hint", "stores", b"stores", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "evict", b"evict", "kind", b"kind", "session_hint", b"session_hint", "stores", b"stores", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "stores", "session_hint", "command"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "stores", "session_hint", "command", "evict"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___JoinResponse: _TypeAlias = JoinResponse  # noqa: Y015
+
+@_typing.final
+class EvictOrder(_message.Message):
+    """Drop the blocks of a tenant. What somebody reads stays where it is until it is released, and is found no more."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    ROOTS_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """of the answer"""
+    namespace: _builtins.bytes
+    """the tenant's, 16 bytes; by it stores know the blocks"""
+    @_builtins.property
+    def roots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """of the tenant's chains, one for each model; by them workers know their pages"""
+
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        namespace: _builtins.bytes = ...,
+        roots: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["namespace", b"namespace", "number", b"number", "roots", b"roots"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EvictOrder: _TypeAlias = EvictOrder  # noqa: Y015
+
+@_typing.final
+class Evicted(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    TIERS_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    @_builtins.property
+    def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___EvictedBlocks]: ...
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        tiers: _abc.Iterable[Global___EvictedBlocks] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "tiers", b"tiers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Evicted: _TypeAlias = Evicted  # noqa: Y015
+
+@_typing.final
+class EvictedBlocks(_message.Message):
+    """Of one tier of a store, or of a worker's own pages."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIER_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    IN_USE_FIELD_NUMBER: _builtins.int
+    tier: _common_pb2.Tier.ValueType
+    """unspecified: a worker's pages"""
+    blocks: _builtins.int
+    """that can't be found any more"""
+    bytes: _builtins.int
+    in_use: _builtins.int
+    """those of them whose place is free only when their readers are done"""
+    def __init__(
+        self,
+        *,
+        tier: _common_pb2.Tier.ValueType = ...,
+        blocks: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+        in_use: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "bytes", b"bytes", "in_use", b"in_use", "tier", b"tier"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EvictedBlocks: _TypeAlias = EvictedBlocks  # noqa: Y015
 
 @_typing.final
 class MemberCommand(_message.Message):
@@ -430,16 +708,42 @@ class MembersResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MEMBERS_FIELD_NUMBER: _builtins.int
+    ROUTER_ID_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    SESSIONS_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
+    INDEXED_BLOCKS_FIELD_NUMBER: _builtins.int
+    GATEWAYS_FIELD_NUMBER: _builtins.int
+    router_id: _builtins.str
+    version: _builtins.str
+    sessions: _builtins.int
+    """that are remembered"""
+    requests: _builtins.int
+    """in flight"""
+    held: _builtins.int
+    """held back until workers have room"""
+    indexed_blocks: _builtins.int
+    """whose place is known"""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___JoinedMember]: ...
+    @_builtins.property
+    def gateways(self) -> _containers.RepeatedCompositeFieldContainer[Global___MeshWatcher]: ...
     def __init__(
         self,
         *,
         members: _abc.Iterable[Global___JoinedMember] | None = ...,
+        router_id: _builtins.str = ...,
+        version: _builtins.str = ...,
+        sessions: _builtins.int = ...,
+        requests: _builtins.int = ...,
+        held: _builtins.int = ...,
+        indexed_blocks: _builtins.int = ...,
+        gateways: _abc.Iterable[Global___MeshWatcher] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["members", b"members"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateways", b"gateways", "held", b"held", "indexed_blocks", b"indexed_blocks", "members", b"members", "requests", b"requests", "router_id", b"router_id", "sessions", b"sessions", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -460,6 +764,16 @@ class JoinedMember(_message.Message):
     WAITING_FIELD_NUMBER: _builtins.int
     QUEUED_PREFILL_TOKENS_FIELD_NUMBER: _builtins.int
     KV_USAGE_FIELD_NUMBER: _builtins.int
+    QUEUE_S_FIELD_NUMBER: _builtins.int
+    MAX_RUNNING_FIELD_NUMBER: _builtins.int
+    KV_CAPACITY_TOKENS_FIELD_NUMBER: _builtins.int
+    PREFILL_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
+    DECODE_STEP_S_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
+    STORE_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    HEARD_S_FIELD_NUMBER: _builtins.int
+    JOINED_S_FIELD_NUMBER: _builtins.int
     member_id: _builtins.str
     role: Global___Role.ValueType
     address: _builtins.str
@@ -473,6 +787,25 @@ class JoinedMember(_message.Message):
     queued_prefill_tokens: _builtins.int
     kv_usage: _builtins.float
     """of its KV memory, from 0 to 1"""
+    queue_s: _builtins.float
+    """predicted, until it computes something new"""
+    max_running: _builtins.int
+    kv_capacity_tokens: _builtins.int
+    prefill_tokens_per_s: _builtins.float
+    """measured; 0: not yet"""
+    decode_step_s: _builtins.float
+    """likewise, with what it has to do now"""
+    version: _builtins.str
+    heard_s: _builtins.float
+    """ago; of a worker"""
+    joined_s: _builtins.float
+    """ago"""
+    @_builtins.property
+    def counts(self) -> Global___WorkerCounts: ...
+    @_builtins.property
+    def store(self) -> Global___StoreLoad:
+        """of a store; absent before its first report"""
+
     def __init__(
         self,
         *,
@@ -487,14 +820,375 @@ class JoinedMember(_message.Message):
         waiting: _builtins.int = ...,
         queued_prefill_tokens: _builtins.int = ...,
         kv_usage: _builtins.float = ...,
+        queue_s: _builtins.float = ...,
+        max_running: _builtins.int = ...,
+        kv_capacity_tokens: _builtins.int = ...,
+        prefill_tokens_per_s: _builtins.float = ...,
+        decode_step_s: _builtins.float = ...,
+        counts: Global___WorkerCounts | None = ...,
+        store: Global___StoreLoad | None = ...,
+        version: _builtins.str = ...,
+        heard_s: _builtins.float = ...,
+        joined_s: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "store", b"store"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "draining", b"draining", "host_id", b"host_id", "kv_usage", b"kv_usage", "member_id", b"member_id", "model_name", b"model_name", "queued_prefill_tokens", b"queued_prefill_tokens", "role", b"role", "running", b"running", "silent", b"silent", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "counts", b"counts", "decode_step_s", b"decode_step_s", "draining", b"draining", "heard_s", b"heard_s", "host_id", b"host_id", "joined_s", b"joined_s", "kv_capacity_tokens", b"kv_capacity_tokens", "kv_usage", b"kv_usage", "max_running", b"max_running", "member_id", b"member_id", "model_name", b"model_name", "prefill_tokens_per_s", b"prefill_tokens_per_s", "queue_s", b"queue_s", "queued_prefill_tokens", b"queued_prefill_tokens", "role", b"role", "running", b"running", "silent", b"silent", "store", b"store", "version", b"version", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___JoinedMember: _TypeAlias = JoinedMember  # noqa: Y015
+
+@_typing.final
+class SessionsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MOST_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    most: _builtins.int
+    """the latest ones; 0: as many as one answer may have"""
+    tenant: _builtins.str
+    """empty: of all"""
+    def __init__(
+        self,
+        *,
+        most: _builtins.int = ...,
+        tenant: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["most", b"most", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionsRequest: _TypeAlias = SessionsRequest  # noqa: Y015
+
+@_typing.final
+class SessionsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSIONS_FIELD_NUMBER: _builtins.int
+    KNOWN_FIELD_NUMBER: _builtins.int
+    known: _builtins.int
+    """in all"""
+    @_builtins.property
+    def sessions(self) -> _containers.RepeatedCompositeFieldContainer[Global___KnownSession]:
+        """the latest first"""
+
+    def __init__(
+        self,
+        *,
+        sessions: _abc.Iterable[Global___KnownSession] | None = ...,
+        known: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["known", b"known", "sessions", b"sessions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionsResponse: _TypeAlias = SessionsResponse  # noqa: Y015
+
+@_typing.final
+class KnownSession(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    MODEL_NAME_FIELD_NUMBER: _builtins.int
+    PREFILL_FIELD_NUMBER: _builtins.int
+    DECODE_FIELD_NUMBER: _builtins.int
+    AGE_S_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    ANSWER_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    session: _builtins.str
+    """its digest: the router does not know the client's own name"""
+    tenant: _builtins.str
+    """empty, like the tokens, when another router has planned its last request"""
+    model_name: _builtins.str
+    prefill: _builtins.str
+    """members; the same one where it decodes too"""
+    decode: _builtins.str
+    age_s: _builtins.float
+    """since its last request was planned"""
+    prompt_tokens: _builtins.int
+    """of that request"""
+    answer_tokens: _builtins.int
+    """0 until it has ended"""
+    cached_tokens: _builtins.int
+    """of that prompt, in whole blocks, that some member has now"""
+    requests: _builtins.int
+    """that this router has planned"""
+    def __init__(
+        self,
+        *,
+        session: _builtins.str = ...,
+        tenant: _builtins.str = ...,
+        model_name: _builtins.str = ...,
+        prefill: _builtins.str = ...,
+        decode: _builtins.str = ...,
+        age_s: _builtins.float = ...,
+        prompt_tokens: _builtins.int = ...,
+        answer_tokens: _builtins.int = ...,
+        cached_tokens: _builtins.int = ...,
+        requests: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "answer_tokens", b"answer_tokens", "cached_tokens", b"cached_tokens", "decode", b"decode", "model_name", b"model_name", "prefill", b"prefill", "prompt_tokens", b"prompt_tokens", "requests", b"requests", "session", b"session", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KnownSession: _TypeAlias = KnownSession  # noqa: Y015
+
+@_typing.final
+class PlansRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLANS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def plans(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """as PlanResponse names them"""
+
+    def __init__(
+        self,
+        *,
+        plans: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["plans", b"plans"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlansRequest: _TypeAlias = PlansRequest  # noqa: Y015
+
+@_typing.final
+class PlansResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLANS_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
+    MOST_FIELD_NUMBER: _builtins.int
+    kept: _builtins.int
+    """plans that are remembered"""
+    most: _builtins.int
+    """that would be; then the oldest one is forgotten"""
+    @_builtins.property
+    def plans(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlanRecord]: ...
+    def __init__(
+        self,
+        *,
+        plans: _abc.Iterable[Global___PlanRecord] | None = ...,
+        kept: _builtins.int = ...,
+        most: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kept", b"kept", "most", b"most", "plans", b"plans"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlansResponse: _TypeAlias = PlansResponse  # noqa: Y015
+
+@_typing.final
+class PlanRecord(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLAN_FIELD_NUMBER: _builtins.int
+    AGE_S_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
+    LOOKED_AT_FIELD_NUMBER: _builtins.int
+    CHOICES_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
+    plan: _builtins.str
+    age_s: _builtins.float
+    looked_at: _builtins.int
+    """options, those that are left out here among them"""
+    choices: _builtins.int
+    """decode workers that could have taken it"""
+    @_builtins.property
+    def options(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlanOption]:
+        """the chosen one first, then the cheapest others"""
+
+    @_builtins.property
+    def sources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """stores of other hosts from which the prompt's KV was to come"""
+
+    def __init__(
+        self,
+        *,
+        plan: _builtins.str = ...,
+        age_s: _builtins.float = ...,
+        options: _abc.Iterable[Global___PlanOption] | None = ...,
+        looked_at: _builtins.int = ...,
+        choices: _builtins.int = ...,
+        sources: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "choices", b"choices", "looked_at", b"looked_at", "options", b"options", "plan", b"plan", "sources", b"sources"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanRecord: _TypeAlias = PlanRecord  # noqa: Y015
+
+@_typing.final
+class PlanOption(_message.Message):
+    """One way to serve a request, in predicted seconds."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREFILL_FIELD_NUMBER: _builtins.int
+    DECODE_FIELD_NUMBER: _builtins.int
+    TOTAL_S_FIELD_NUMBER: _builtins.int
+    QUEUE_S_FIELD_NUMBER: _builtins.int
+    AHEAD_S_FIELD_NUMBER: _builtins.int
+    COMPUTE_S_FIELD_NUMBER: _builtins.int
+    FETCH_S_FIELD_NUMBER: _builtins.int
+    PULL_S_FIELD_NUMBER: _builtins.int
+    PENALTY_S_FIELD_NUMBER: _builtins.int
+    HANDOFF_S_FIELD_NUMBER: _builtins.int
+    ROOM_S_FIELD_NUMBER: _builtins.int
+    DECODE_S_FIELD_NUMBER: _builtins.int
+    OTHERS_S_FIELD_NUMBER: _builtins.int
+    RESIDENT_TOKENS_FIELD_NUMBER: _builtins.int
+    STORE_TOKENS_FIELD_NUMBER: _builtins.int
+    AWAITED_TOKENS_FIELD_NUMBER: _builtins.int
+    REMOTE_TOKENS_FIELD_NUMBER: _builtins.int
+    UNCACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    prefill: _builtins.str
+    """member; empty: the one that decodes computes the prompt"""
+    decode: _builtins.str
+    total_s: _builtins.float
+    """until the end of the answer: the parts below but for others_s"""
+    queue_s: _builtins.float
+    """prompts before this one"""
+    ahead_s: _builtins.float
+    """those that are held back, and come before it"""
+    compute_s: _builtins.float
+    fetch_s: _builtins.float
+    pull_s: _builtins.float
+    penalty_s: _builtins.float
+    """the worker has failed lately"""
+    handoff_s: _builtins.float
+    room_s: _builtins.float
+    decode_s: _builtins.float
+    others_s: _builtins.float
+    """what other requests lose by it; the plan with the least sum of both is chosen"""
+    resident_tokens: _builtins.int
+    store_tokens: _builtins.int
+    awaited_tokens: _builtins.int
+    remote_tokens: _builtins.int
+    uncached_tokens: _builtins.int
+    def __init__(
+        self,
+        *,
+        prefill: _builtins.str = ...,
+        decode: _builtins.str = ...,
+        total_s: _builtins.float = ...,
+        queue_s: _builtins.float = ...,
+        ahead_s: _builtins.float = ...,
+        compute_s: _builtins.float = ...,
+        fetch_s: _builtins.float = ...,
+        pull_s: _builtins.float = ...,
+        penalty_s: _builtins.float = ...,
+        handoff_s: _builtins.float = ...,
+        room_s: _builtins.float = ...,
+        decode_s: _builtins.float = ...,
+        others_s: _builtins.float = ...,
+        resident_tokens: _builtins.int = ...,
+        store_tokens: _builtins.int = ...,
+        awaited_tokens: _builtins.int = ...,
+        remote_tokens: _builtins.int = ...,
+        uncached_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ahead_s", b"ahead_s", "awaited_tokens", b"awaited_tokens", "compute_s", b"compute_s", "decode", b"decode", "decode_s", b"decode_s", "fetch_s", b"fetch_s", "handoff_s", b"handoff_s", "others_s", b"others_s", "penalty_s", b"penalty_s", "prefill", b"prefill", "pull_s", b"pull_s", "queue_s", b"queue_s", "remote_tokens", b"remote_tokens", "resident_tokens", b"resident_tokens", "room_s", b"room_s", "store_tokens", b"store_tokens", "total_s", b"total_s", "uncached_tokens", b"uncached_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanOption: _TypeAlias = PlanOption  # noqa: Y015
+
+@_typing.final
+class EvictRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    ROOTS_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.bytes
+    """as in EvictOrder, like the roots"""
+    @_builtins.property
+    def roots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.bytes = ...,
+        roots: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["namespace", b"namespace", "roots", b"roots"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EvictRequest: _TypeAlias = EvictRequest  # noqa: Y015
+
+@_typing.final
+class EvictResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___MemberEvicted]: ...
+    def __init__(
+        self,
+        *,
+        members: _abc.Iterable[Global___MemberEvicted] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["members", b"members"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EvictResponse: _TypeAlias = EvictResponse  # noqa: Y015
+
+@_typing.final
+class MemberEvicted(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMBER_ID_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    ANSWERED_FIELD_NUMBER: _builtins.int
+    TIERS_FIELD_NUMBER: _builtins.int
+    member_id: _builtins.str
+    address: _builtins.str
+    role: Global___Role.ValueType
+    answered: _builtins.bool
+    """in time"""
+    @_builtins.property
+    def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___EvictedBlocks]: ...
+    def __init__(
+        self,
+        *,
+        member_id: _builtins.str = ...,
+        address: _builtins.str = ...,
+        role: Global___Role.ValueType = ...,
+        answered: _builtins.bool = ...,
+        tiers: _abc.Iterable[Global___EvictedBlocks] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "answered", b"answered", "member_id", b"member_id", "role", b"role", "tiers", b"tiers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MemberEvicted: _TypeAlias = MemberEvicted  # noqa: Y015
 
 @_typing.final
 class CommandRequest(_message.Message):
@@ -573,15 +1267,19 @@ class Welcome(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ROUTER_ID_FIELD_NUMBER: _builtins.int
+    TAKES_STORE_LOADS_FIELD_NUMBER: _builtins.int
     router_id: _builtins.str
+    takes_store_loads: _builtins.bool
+    """stores tell older routers nothing that these would refuse"""
     def __init__(
         self,
         *,
         router_id: _builtins.str = ...,
+        takes_store_loads: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["router_id", b"router_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["router_id", b"router_id", "takes_store_loads", b"takes_store_loads"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -976,16 +1674,55 @@ Global___PlanReasons: _TypeAlias = PlanReasons  # noqa: Y015
 class WatchRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    WATCHER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def watcher(self) -> Global___MeshWatcher: ...
     def __init__(
         self,
+        *,
+        watcher: Global___MeshWatcher | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_watcher", b"_watcher", "watcher", b"watcher"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_watcher", b"_watcher", "watcher", b"watcher"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__watcher: _TypeAlias = _typing.Literal["watcher"]  # noqa: Y015
+    _WhichOneofArgType__watcher: _TypeAlias = _typing.Literal["_watcher", b"_watcher"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__watcher) -> _WhichOneofReturnType__watcher | None: ...
+
+Global___WatchRequest: _TypeAlias = WatchRequest  # noqa: Y015
+
+@_typing.final
+class MeshWatcher(_message.Message):
+    """A gateway, for people."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    HTTP_ADDRESS_FIELD_NUMBER: _builtins.int
+    TLS_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    address: _builtins.str
+    """of its gRPC door"""
+    http_address: _builtins.str
+    tls: _builtins.bool
+    """both doors want it"""
+    version: _builtins.str
+    def __init__(
+        self,
+        *,
+        address: _builtins.str = ...,
+        http_address: _builtins.str = ...,
+        tls: _builtins.bool = ...,
+        version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "http_address", b"http_address", "tls", b"tls", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___WatchRequest: _TypeAlias = WatchRequest  # noqa: Y015
+Global___MeshWatcher: _TypeAlias = MeshWatcher  # noqa: Y015
 
 @_typing.final
 class ServedModel(_message.Message):

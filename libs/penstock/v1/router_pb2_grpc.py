@@ -65,6 +65,21 @@ class RouterStub:
                 request_serializer=penstock_dot_v1_dot_router__pb2.CommandRequest.SerializeToString,
                 response_deserializer=penstock_dot_v1_dot_router__pb2.CommandResponse.FromString,
                 _registered_method=True)
+        self.Sessions = channel.unary_unary(
+                '/penstock.v1.Router/Sessions',
+                request_serializer=penstock_dot_v1_dot_router__pb2.SessionsRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_router__pb2.SessionsResponse.FromString,
+                _registered_method=True)
+        self.Plans = channel.unary_unary(
+                '/penstock.v1.Router/Plans',
+                request_serializer=penstock_dot_v1_dot_router__pb2.PlansRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_router__pb2.PlansResponse.FromString,
+                _registered_method=True)
+        self.Evict = channel.unary_unary(
+                '/penstock.v1.Router/Evict',
+                request_serializer=penstock_dot_v1_dot_router__pb2.EvictRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_router__pb2.EvictResponse.FromString,
+                _registered_method=True)
 
 
 class RouterServicer:
@@ -102,7 +117,7 @@ class RouterServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Members(self, request, context):
-        """The joined members, for people.
+        """The joined members with their loads, and who watches, for people.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -111,6 +126,27 @@ class RouterServicer:
     def Command(self, request, context):
         """Tells one worker to change; returns when it has, and says so on its stream. NOT_FOUND: no such member has joined;
         INVALID_ARGUMENT: it can't be told that; FAILED_PRECONDITION: nobody would be left to decode its model.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Sessions(self, request, context):
+        """The sessions that had a request last, by their digests, for people.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Plans(self, request, context):
+        """What the router weighed when it made recent plans, for people. Plans that it does not remember are left out.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Evict(self, request, context):
+        """Has every member drop the blocks of one tenant; returns when all have, or for those that have not answered in time.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -148,6 +184,21 @@ def add_RouterServicer_to_server(servicer, server):
                     servicer.Command,
                     request_deserializer=penstock_dot_v1_dot_router__pb2.CommandRequest.FromString,
                     response_serializer=penstock_dot_v1_dot_router__pb2.CommandResponse.SerializeToString,
+            ),
+            'Sessions': grpc.unary_unary_rpc_method_handler(
+                    servicer.Sessions,
+                    request_deserializer=penstock_dot_v1_dot_router__pb2.SessionsRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_router__pb2.SessionsResponse.SerializeToString,
+            ),
+            'Plans': grpc.unary_unary_rpc_method_handler(
+                    servicer.Plans,
+                    request_deserializer=penstock_dot_v1_dot_router__pb2.PlansRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_router__pb2.PlansResponse.SerializeToString,
+            ),
+            'Evict': grpc.unary_unary_rpc_method_handler(
+                    servicer.Evict,
+                    request_deserializer=penstock_dot_v1_dot_router__pb2.EvictRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_router__pb2.EvictResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -312,6 +363,87 @@ class Router:
             '/penstock.v1.Router/Command',
             penstock_dot_v1_dot_router__pb2.CommandRequest.SerializeToString,
             penstock_dot_v1_dot_router__pb2.CommandResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Sessions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Router/Sessions',
+            penstock_dot_v1_dot_router__pb2.SessionsRequest.SerializeToString,
+            penstock_dot_v1_dot_router__pb2.SessionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Plans(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Router/Plans',
+            penstock_dot_v1_dot_router__pb2.PlansRequest.SerializeToString,
+            penstock_dot_v1_dot_router__pb2.PlansResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Evict(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Router/Evict',
+            penstock_dot_v1_dot_router__pb2.EvictRequest.SerializeToString,
+            penstock_dot_v1_dot_router__pb2.EvictResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -47,11 +47,17 @@ class RouterStub:
     Hint: _grpc.UnaryUnaryMultiCallable[_common_pb2.HintRequest, _common_pb2.HintResponse]
     """Session hints without a request; passed on to every store, as are those of Plan."""
     Members: _grpc.UnaryUnaryMultiCallable[_router_pb2.MembersRequest, _router_pb2.MembersResponse]
-    """The joined members, for people."""
+    """The joined members with their loads, and who watches, for people."""
     Command: _grpc.UnaryUnaryMultiCallable[_router_pb2.CommandRequest, _router_pb2.CommandResponse]
     """Tells one worker to change; returns when it has, and says so on its stream. NOT_FOUND: no such member has joined;
     INVALID_ARGUMENT: it can't be told that; FAILED_PRECONDITION: nobody would be left to decode its model.
     """
+    Sessions: _grpc.UnaryUnaryMultiCallable[_router_pb2.SessionsRequest, _router_pb2.SessionsResponse]
+    """The sessions that had a request last, by their digests, for people."""
+    Plans: _grpc.UnaryUnaryMultiCallable[_router_pb2.PlansRequest, _router_pb2.PlansResponse]
+    """What the router weighed when it made recent plans, for people. Plans that it does not remember are left out."""
+    Evict: _grpc.UnaryUnaryMultiCallable[_router_pb2.EvictRequest, _router_pb2.EvictResponse]
+    """Has every member drop the blocks of one tenant; returns when all have, or for those that have not answered in time."""
 
 @_typing.type_check_only
 class RouterAsyncStub(RouterStub):
@@ -71,11 +77,17 @@ class RouterAsyncStub(RouterStub):
     Hint: _aio.UnaryUnaryMultiCallable[_common_pb2.HintRequest, _common_pb2.HintResponse]  # type: ignore[assignment]
     """Session hints without a request; passed on to every store, as are those of Plan."""
     Members: _aio.UnaryUnaryMultiCallable[_router_pb2.MembersRequest, _router_pb2.MembersResponse]  # type: ignore[assignment]
-    """The joined members, for people."""
+    """The joined members with their loads, and who watches, for people."""
     Command: _aio.UnaryUnaryMultiCallable[_router_pb2.CommandRequest, _router_pb2.CommandResponse]  # type: ignore[assignment]
     """Tells one worker to change; returns when it has, and says so on its stream. NOT_FOUND: no such member has joined;
     INVALID_ARGUMENT: it can't be told that; FAILED_PRECONDITION: nobody would be left to decode its model.
     """
+    Sessions: _aio.UnaryUnaryMultiCallable[_router_pb2.SessionsRequest, _router_pb2.SessionsResponse]  # type: ignore[assignment]
+    """The sessions that had a request last, by their digests, for people."""
+    Plans: _aio.UnaryUnaryMultiCallable[_router_pb2.PlansRequest, _router_pb2.PlansResponse]  # type: ignore[assignment]
+    """What the router weighed when it made recent plans, for people. Plans that it does not remember are left out."""
+    Evict: _aio.UnaryUnaryMultiCallable[_router_pb2.EvictRequest, _router_pb2.EvictResponse]  # type: ignore[assignment]
+    """Has every member drop the blocks of one tenant; returns when all have, or for those that have not answered in time."""
 
 class RouterServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -122,7 +134,7 @@ class RouterServicer(metaclass=_abc_1.ABCMeta):
         request: _router_pb2.MembersRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_router_pb2.MembersResponse, _abc.Awaitable[_router_pb2.MembersResponse]]:
-        """The joined members, for people."""
+        """The joined members with their loads, and who watches, for people."""
 
     @_abc_1.abstractmethod
     def Command(
@@ -133,5 +145,29 @@ class RouterServicer(metaclass=_abc_1.ABCMeta):
         """Tells one worker to change; returns when it has, and says so on its stream. NOT_FOUND: no such member has joined;
         INVALID_ARGUMENT: it can't be told that; FAILED_PRECONDITION: nobody would be left to decode its model.
         """
+
+    @_abc_1.abstractmethod
+    def Sessions(
+        self,
+        request: _router_pb2.SessionsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_router_pb2.SessionsResponse, _abc.Awaitable[_router_pb2.SessionsResponse]]:
+        """The sessions that had a request last, by their digests, for people."""
+
+    @_abc_1.abstractmethod
+    def Plans(
+        self,
+        request: _router_pb2.PlansRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_router_pb2.PlansResponse, _abc.Awaitable[_router_pb2.PlansResponse]]:
+        """What the router weighed when it made recent plans, for people. Plans that it does not remember are left out."""
+
+    @_abc_1.abstractmethod
+    def Evict(
+        self,
+        request: _router_pb2.EvictRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_router_pb2.EvictResponse, _abc.Awaitable[_router_pb2.EvictResponse]]:
+        """Has every member drop the blocks of one tenant; returns when all have, or for those that have not answered in time."""
 
 def add_RouterServicer_to_server(servicer: RouterServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -7,6 +7,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import grpc
 import structlog
@@ -22,6 +23,7 @@ from penstock.runtime.metrics import WorkerMetrics
 from penstock.v1 import router_pb2
 from penstock.worker.config import WorkerConfig
 from penstock.worker.device import check_device, device_of
+from penstock.worker.examining import examined
 from penstock.worker.lending import PageLending
 from penstock.worker.publishing import BlockPublisher, open_publisher
 from penstock.worker.rotation import in_rotation
@@ -95,7 +97,11 @@ async def open_worker(
         ):
             worker = Worker(config, engine, store=store, publisher=publisher, channels=channels, metrics=metrics)
             async with serve(
-                config.address, lambda server: register(server, worker), services, grace=_LATE_S
+                config.address,
+                lambda server: register(server, worker),
+                services,
+                grace=_LATE_S,
+                examine=partial(examined, engine, store, has_store=bool(config.kvstore)),
             ) as server:
                 address = config.address.at(server.port)
                 async with in_rotation(worker, role, config.advertise or address, server) as done:

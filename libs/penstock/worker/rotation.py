@@ -10,7 +10,9 @@ from typing import NoReturn
 
 import structlog
 
+from penstock.engine.stats import EngineStats
 from penstock.kv.spec import spec_to_message
+from penstock.rpc.checkup import own_version
 from penstock.rpc.join import stay_joined
 from penstock.rpc.server import RpcServer
 from penstock.rpc.wish import WorkerWish
@@ -27,6 +29,7 @@ _LOOK_S = 0.25
 """Seconds between two looks at the engine, by who cannot wait for it: a thread that hangs reports nothing."""
 _NO_OVERHEAD_S = 1e-9
 """0 says that it is not known."""
+_SOURCES = tuple(field.name for field in router_pb2.PromptSources.DESCRIPTOR.fields)
 ROLES = (router_pb2.ROLE_PREFILL, router_pb2.ROLE_DECODE, router_pb2.ROLE_BOTH)
 """That a worker may have."""
 
@@ -101,6 +104,14 @@ class _Place:
             case kind:
                 _LOG.warning("a command that this worker does not follow", command=kind, leaving=self._leaving)
 
+    def evict(self, order: router_pb2.EvictOrder) -> router_pb2.Evicted:
+        """Drops the blocks of a tenant from the worker's pages; those that sequences hold go when they are released."""
+        blocks, in_use = self._worker.engine.pool.drop(frozenset(order.roots))
+        _LOG.info("blocks of a tenant are dropped", blocks=blocks, in_use=in_use)
+        size = self._worker.engine.spec.block_bytes
+        dropped = router_pb2.EvictedBlocks(blocks=blocks, bytes=blocks * size, in_use=in_use)
+        return router_pb2.Evicted(number=order.number, tiers=[dropped])
+
     async def _follow_commands(self) -> NoReturn:
         """Says of the worker's health and in the log what a command has changed. Who only computes prompts lends no
         pages: decode asks for all of them at once."""
@@ -139,6 +150,7 @@ class _Place:
                 wish=self._wish,
                 joined=self._joined[number],
                 obey=self.obey,
+                evict=self.evict,
             )
             for number, router in enumerate(worker.config.router)
         ]
@@ -196,6 +208,7 @@ def hello(worker: Worker, role: router_pb2.Role.ValueType, address: str) -> rout
         max_running=worker.config.engine.max_running,
         kv_capacity_tokens=engine.stats().total_pages * engine.spec.block_size,
         routers=len(worker.config.router),
+        version=own_version(),
     )
 
 
@@ -222,6 +235,19 @@ def load(worker: Worker) -> router_pb2.Load:
         far_handoff=_cost(worker.handoffs.far),
         prompt=router_pb2.PromptTokenCost(token_s=own_s, context_s=context_s) if own_s else None,
         store_away=not worker.store.connected,
+        counts=_counts(worker, stats),
+    )
+
+
+def _counts(worker: Worker, stats: EngineStats) -> router_pb2.WorkerCounts:
+    given = worker.metrics.given
+    return router_pb2.WorkerCounts(
+        prompts=router_pb2.PromptSources(**{source: given[source] for source in _SOURCES}),
+        generated=stats.generated_tokens,
+        drafted=stats.drafts.drafted,
+        accepted=stats.drafts.accepted,
+        resident_blocks=stats.resident_pages,
+        block_bytes=worker.engine.spec.block_bytes,
     )
 
 

@@ -37,7 +37,7 @@ def make_app() -> App:
         "penstock.simulator.command:app", name="simulate", help="Serves recorded requests with a modelled mesh."
     )
     app.command("penstock.gateway.accounts.commands:app", name="keys", help="Adds, lists and revokes API keys.")
-    app.command("penstock.cli.ctl:app", name="ctl", help="Shows the workers of a mesh, drains them, changes roles.")
+    app.command("penstock.cli.ctl:app", name="ctl", help="Shows what a mesh does and why, and changes it.")
     app.command("penstock.models.cli:app", name="models", help="Shows, trains and evaluates the embedded models.")
     for service, what in _SERVICES.items():
         app.command(_service(service, what))

@@ -1,43 +1,45 @@
-"""`penstock ctl`: shows the workers of a running mesh, and tells one to drain or to take another role."""
+"""`penstock ctl`: shows what a running mesh does, and tells its members what to do."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
-import grpc
 from cyclopts import App, Parameter
 from rich.console import Console
 from rich.table import Table
 
-from penstock.errors import PenstockError, Unavailable
-from penstock.rpc.channels import open_channels
-from penstock.rpc.errors import from_rpc
-from penstock.runtime.config import Addresses, sources
+from penstock.cli.asking import CALL_S, AsJson, Routers, done, members, of_first, role_of, state_of
+from penstock.cli.doctor import doctor
+from penstock.cli.evicting import evict
+from penstock.cli.explaining import explain
+from penstock.cli.session_list import sessions
+from penstock.cli.top import top
+from penstock.runtime.config import sources
 from penstock.v1 import router_pb2, router_pb2_grpc
 
 app = App(
-    name="ctl", help="Shows a running mesh's workers, drains them and changes their roles.", config=sources("ctl")
+    name="ctl",
+    help="Shows what a running mesh does and why, drains its workers and changes their roles, and finds out what is"
+    " wrong with it.",
+    config=sources("ctl"),
 )
+for command in (top, sessions, explain, evict, doctor):
+    app.command(command)
 
-Routers = Annotated[Addresses, Parameter(name=("--router", "-r"))]
 Role = Literal["prefill", "decode", "both"]
-_Answer = TypeVar("_Answer")
 _ROLES: dict[str, router_pb2.Role.ValueType] = {
     "prefill": router_pb2.ROLE_PREFILL,
     "decode": router_pb2.ROLE_DECODE,
     "both": router_pb2.ROLE_BOTH,
 }
-_CALL_S = 10.0
 _LOOK_S = 0.5
 """Between two looks at a worker that drains."""
 
 
 @app.command
-def workers(*, router: Routers, as_json: Annotated[bool, Parameter(name="--json")] = False) -> int:
+def workers(*, router: Routers, as_json: AsJson = False) -> int:
     """Shows the workers and stores that have joined, and what they do.
 
     Parameters
@@ -58,7 +60,7 @@ def drain(
     force: bool = False,
     wait: bool = False,
     end: Annotated[bool, Parameter(name="--exit", negative=())] = False,
-    as_json: Annotated[bool, Parameter(name="--json")] = False,
+    as_json: AsJson = False,
 ) -> int:
     """Takes a worker out of rotation: what runs there goes on, nothing new comes. It stays, idle, until `undrain`.
 
@@ -83,7 +85,7 @@ def drain(
 
 
 @app.command
-def undrain(worker: str, *, router: Routers, as_json: Annotated[bool, Parameter(name="--json")] = False) -> int:
+def undrain(worker: str, *, router: Routers, as_json: AsJson = False) -> int:
     """Brings a worker that drains back into rotation.
 
     Parameters
@@ -105,7 +107,7 @@ def give_role(
     *,
     router: Routers,
     force: bool = False,
-    as_json: Annotated[bool, Parameter(name="--json")] = False,
+    as_json: AsJson = False,
 ) -> int:
     """Gives a worker another role: what runs there goes on, new work is of that kind.
 
@@ -126,10 +128,7 @@ def give_role(
 
 
 async def _workers(routers: Sequence[str]) -> list[router_pb2.JoinedMember]:
-    async def ask(stub: router_pb2_grpc.RouterAsyncStub) -> list[router_pb2.JoinedMember]:
-        return list((await stub.Members(router_pb2.MembersRequest(), timeout=_CALL_S)).members)
-
-    return await _of_first(routers, ask)
+    return list((await of_first(routers, members)).members)
 
 
 async def _command(
@@ -143,9 +142,9 @@ async def _command(
     request = router_pb2.CommandRequest(member=worker, command=command, force=force)
 
     async def tell(stub: router_pb2_grpc.RouterAsyncStub) -> router_pb2.JoinedMember:
-        return (await stub.Command(request, timeout=_CALL_S)).member
+        return (await stub.Command(request, timeout=CALL_S)).member
 
-    told = await _of_first(routers, tell)
+    told = await of_first(routers, tell)
     while wait and (command.exit or told.running + told.waiting):
         await asyncio.sleep(_LOOK_S)
         there = [member for member in await _workers(routers) if member.member_id == told.member_id]
@@ -155,43 +154,20 @@ async def _command(
     return told
 
 
-async def _of_first(
-    routers: Sequence[str], ask: Callable[[router_pb2_grpc.RouterAsyncStub], Awaitable[_Answer]]
-) -> _Answer:
-    """The answer of the first router that can be reached. Raises PenstockError."""
-    error: PenstockError = Unavailable("--router: must be the address of a router, for example 127.0.0.1:7401")
-    async with open_channels() as channels:
-        for router in routers:
-            stub: Any = router_pb2_grpc.RouterStub(channels.to(router))
-            try:
-                return await ask(stub)
-            except grpc.aio.AioRpcError as failed:
-                error = from_rpc(failed)
-                if not isinstance(error, Unavailable):
-                    break
-    raise error
-
-
 def _done(asking: Any, as_json: bool) -> int:
     """Prints what came of it. Returns the exit code."""
-    try:
-        found = asyncio.run(asking)
-    except PenstockError as error:
-        print(f"penstock ctl: {error.message}", file=sys.stderr)
-        return 1
-    if as_json:
-        several = isinstance(found, list)
-        print(json.dumps([_plain(member) for member in found] if several else _plain(found), indent=2))
-    else:
-        _show(found if isinstance(found, list) else [found])
-    return 0
+
+    def plain(found: Any) -> Any:
+        return [_plain(member) for member in found] if isinstance(found, list) else _plain(found)
+
+    return done(asking, lambda found: _show(found if isinstance(found, list) else [found]), plain, as_json=as_json)
 
 
 def _plain(member: router_pb2.JoinedMember) -> dict[str, Any]:
     return {
         "id": member.member_id,
-        "role": _role(member),
-        "state": _state(member),
+        "role": role_of(member),
+        "state": state_of(member),
         "address": member.address,
         "host": member.host_id,
         "model": member.model_name,
@@ -213,15 +189,3 @@ def _show(members: Sequence[router_pb2.JoinedMember]) -> None:
         who = [plain[name] for name in ("address", "role", "state", "model")]
         table.add_row(*who, *load, member.host_id, member.member_id)
     Console().print(table)
-
-
-def _role(member: router_pb2.JoinedMember) -> str:
-    return router_pb2.Role.Name(member.role).removeprefix("ROLE_").lower()
-
-
-def _state(member: router_pb2.JoinedMember) -> str:
-    if member.silent:
-        return "silent"
-    if member.draining:
-        return "draining" if member.running + member.waiting else "drained"
-    return "ready"

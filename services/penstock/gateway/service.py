@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import grpc
 
@@ -32,15 +34,19 @@ from penstock.gateway.door.rpc import GatewayService
 from penstock.gateway.door.rpc_entrance import SERVICE, RpcEntrance
 from penstock.gateway.door.server import serve_http
 from penstock.gateway.door.tls import Certificate
+from penstock.gateway.mesh.plans import RouterCalls
 from penstock.gateway.mesh.view import RouterView, open_view
 from penstock.gateway.mesh.workers import open_worker_channels
 from penstock.grammar.compiling import open_compiler
 from penstock.rpc.channels import open_channels
+from penstock.rpc.checkup import own_version
 from penstock.rpc.server import RpcServer, serve
 from penstock.runtime.config import HostPort
+from penstock.runtime.findings import Finding
 from penstock.runtime.metrics import GatewayMetrics
+from penstock.runtime.redis_client import REDIS_SCHEMES, redis_found
 from penstock.runtime.tasks import Failed, beside
-from penstock.v1 import gateway_pb2_grpc
+from penstock.v1 import gateway_pb2_grpc, router_pb2
 
 _LAST_GRACE_S = 0.5
 """For what is left of a call when the drain is over."""
@@ -84,12 +90,13 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
     admission = Admission(config.max_live_requests, metrics)
     started = int(time.time())
     tokenizers = {source.name: source.model.fingerprint for source in sources}
+    own: asyncio.Future[router_pb2.MeshWatcher] = asyncio.get_running_loop().create_future()
     async with (
         open_ledger(config.ledger, terms, failed) as ledger,
         open_responses(config) as responses,
         open_channels() as channels,
         open_worker_channels(channels, failed) as workers,
-        open_view(channels, config.router, tokenizers=tokenizers, failed=failed) as view,
+        open_view(channels, config.router, tokenizers=tokenizers, own=own, failed=failed) as view,
         AsyncExitStack() as stack,
     ):
         models = [await stack.enter_async_context(rendering_apart(source.model)) for source in sources]
@@ -129,6 +136,7 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
                 past=shared.past,
                 refusals=Refusals(metrics, min(config.max_past_requests, 256)),
                 view=view,
+                routers=RouterCalls(channels, view),
                 metrics=metrics,
                 drain=Drain(served),
                 responses=responses,
@@ -149,11 +157,13 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
                 max_streams=_MOST_STREAMS,
                 grace=_LAST_GRACE_S,
                 credentials=tls.for_grpc() if tls else None,
+                examine=partial(_examined, config),
             ) as rpc:
                 app = application(reception)
                 async with serve_http(
                     app, config.http_address, failed=failed, tls=tls.context if tls else None
                 ) as address:
+                    own.set_result(_introduction(config, rpc, address, tls=tls is not None))
                     try:
                         async with AsyncExitStack() as stack:
                             await stack.enter_async_context(_health(view, rpc, failed))
@@ -164,6 +174,18 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
                     finally:
                         await rpc.set_serving(False)
                         await reception.drain.close(config.drain_s)
+
+
+def _introduction(config: GatewayConfig, rpc: RpcServer, http: HostPort, *, tls: bool) -> router_pb2.MeshWatcher:
+    """Says where this gateway is."""
+    grpc_address = config.grpc_address.at(rpc.port)
+    return router_pb2.MeshWatcher(address=grpc_address, http_address=http, tls=tls, version=own_version())
+
+
+async def _examined(config: GatewayConfig) -> Sequence[Finding]:
+    """What `penstock ctl doctor` asks of a gateway: whether the Redis that its settings name answers."""
+    settings = {"ledger": config.ledger, "responses_store": config.responses_store}
+    return [await redis_found(name, url) for name, url in settings.items() if url.startswith(REDIS_SCHEMES)]
 
 
 @asynccontextmanager

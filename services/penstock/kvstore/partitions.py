@@ -18,6 +18,7 @@ from penstock.kvstore.claiming import ClaimDesk
 from penstock.kvstore.elsewhere.tier import Elsewhere
 from penstock.kvstore.store import Store
 from penstock.kvstore.table.blocks import Block, TableStats, TierKind
+from penstock.kvstore.tiers.base import Dropped
 from penstock.kvstore.tiers.device.messages import NoDeviceFace
 from penstock.kvstore.tiers.device.tier import DeviceTier
 from penstock.kvstore.tiers.disk.opening import Disk
@@ -157,6 +158,17 @@ class Partitions:
         """All that can be found."""
         for part in self._parts:
             yield from part.store.tiers.keys()
+
+    async def drop_tenant(self, namespace: bytes) -> list[Dropped]:
+        """Has the blocks of a tenant leave all tiers; what each had."""
+        found: dict[TierKind, Dropped] = {}
+        for part in list(self._parts):
+            for tier in list(part.store.tiers.kept):
+                new, old = await tier.drop_tenant(namespace), found.get(tier.kind, Dropped(tier.kind))
+                found[tier.kind] = Dropped(
+                    tier.kind, old.blocks + new.blocks, old.bytes + new.bytes, old.in_use + new.in_use
+                )
+        return [found[kind] for kind in sorted(found)]
 
     # -- all of them
 

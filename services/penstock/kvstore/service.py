@@ -29,7 +29,9 @@ from penstock.kvstore.elsewhere.tier import Elsewhere, open_elsewhere
 from penstock.kvstore.events.membership import StoreMembership
 from penstock.kvstore.events.wire.format import Held
 from penstock.kvstore.events.wire.publisher import Publisher, Translator, WireOptions, open_publisher
+from penstock.kvstore.examining import examined
 from penstock.kvstore.messages import Reports, hear
+from penstock.kvstore.part import MeshPart
 from penstock.kvstore.partitions import Partition, Partitions
 from penstock.kvstore.servicer import Servicer
 from penstock.kvstore.sessions import SessionTable
@@ -135,14 +137,17 @@ async def open_kvstore(config: KvStoreConfig, open_device: OpenDevice = open_cud
         partitions, reports, commons = opened
         async with _publishing(config, partitions, commons.hub, rules.failed) as events:
             register = partial(_register, partitions, commons, config, reports)
-            async with serve(config.address, register, [_NAME], grace=_GRACE_S) as server:
+            examine = partial(examined, config, reports)
+            async with serve(config.address, register, [_NAME], grace=_GRACE_S, examine=examine) as server:
                 address = config.address.at(server.port)
                 neighbours = commons.neighbours
                 neighbours.own = config.advertise or address
                 announce = partial(neighbours.announce, commons.hub, partitions.keys, rules.failed)
                 async with (
                     beside(announce, name="announcing", on_failure="restart", failed=rules.failed),
-                    _membership(config, channels, commons, now=rules.now, failed=rules.failed),
+                    _membership(
+                        config, channels, commons, rules, MeshPart(partitions, reports, commons.sessions, config)
+                    ),
                 ):
                     await server.set_serving(True)
                     served = KvStore(partitions, reports, address=address, events=events, metrics=metrics)
@@ -293,7 +298,7 @@ def _no_device() -> Mapping[str, Any]:
 
 @asynccontextmanager
 async def _membership(
-    config: KvStoreConfig, channels: Channels, commons: _Commons, *, now: Callable[[], float], failed: Failed
+    config: KvStoreConfig, channels: Channels, commons: _Commons, rules: Rules, part: MeshPart
 ) -> AsyncIterator[None]:
     """The store is a member of the mesh, when there are routers to join."""
     if not config.router:
@@ -305,9 +310,11 @@ async def _membership(
         commons.hub,
         host_id=config.host_id,
         others=commons.neighbours.set_joined,
-        heard=lambda hint: hear(commons.sessions, hint, now()),
+        heard=lambda hint: hear(commons.sessions, hint, rules.now()),
+        load=part.load,
+        evict=part.evict,
     )
-    async with beside(member.run, name="membership", on_failure="restart", failed=failed):
+    async with beside(member.run, name="membership", on_failure="restart", failed=rules.failed):
         yield
 
 

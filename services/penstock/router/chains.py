@@ -131,6 +131,11 @@ class Chains:
             self._make_room()
         return whole
 
+    def known(self, tenant: str, last: bytes) -> Keys | None:
+        """The chain that ends with a key, which is not used by that; None: it is not known."""
+        chains = self._tenants.get(tenant)
+        return chains[last].keys if chains is not None and last in chains else None
+
     def _make_room(self) -> None:
         """For some more too, so that tenants are seldom compared."""
         most = self._most - self._most // _SPARE

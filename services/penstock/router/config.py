@@ -59,6 +59,8 @@ class RouterConfig:
     """Seconds for which the router remembers the workers of a session."""
     max_sessions: int = 100_000
     """Most sessions that are remembered, here and in a shared state."""
+    max_recent_plans: int = 1024
+    """Most plans of which `penstock ctl explain` still tells what was weighed."""
     state: str = field(default="memory", repr=False)
     """Where several routers share what they know, and where it outlasts them: memory, which is nowhere, or the address
     of a Redis: redis://HOST:PORT/DATABASE, rediss://, unix:///PATH, redis+cluster://HOST:PORT or
@@ -97,6 +99,7 @@ class RouterConfig:
             "handoff_s",
             "pull_s",
             "session_ttl_s",
+            "max_recent_plans",
             "seed",
         )
         at_least(self, 1, "state_lease_s")

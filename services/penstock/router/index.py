@@ -97,6 +97,10 @@ class BlockIndex:
         self._found += found[-1][0] if found else 0
         return found
 
+    def deepest(self, keys: Sequence[bytes]) -> int:
+        """How many leading keys some member has; for people, so it counts as no lookup."""
+        return max((depth for depth, _ in self._ends(keys)), default=0)
+
     def used(self, keys: Sequence[bytes]) -> None:
         """A prompt with these keys was served: some of them become the last to be forgotten, the first one last of
         all."""

@@ -26,6 +26,7 @@ _MOST_HINTS = 512
 """Most hints of one call: the router passes them on in one step of its event loop."""
 _MOST_AVOIDED = 256
 """Members that one request may have lost; a stream that moves more often has long been given up."""
+_MOST_VERSION = 64
 _ROLES = {
     router_pb2.ROLE_PREFILL: Role.PREFILL,
     router_pb2.ROLE_DECODE: Role.DECODE,
@@ -42,8 +43,10 @@ def member(hello: router_pb2.Hello) -> Member:
         raise _bad("hello.role", "prefill, decode, both or kvstore")
     check_address("hello.address", hello.address)
     check_name("hello.host_id", hello.host_id)
+    check_name("hello.version", hello.version, most=_MOST_VERSION)
     if hello.role == router_pb2.ROLE_KVSTORE:
-        return Member(id=hello.member_id, role=None, address=hello.address, host_id=hello.host_id)
+        who = hello.member_id
+        return Member(id=who, role=None, address=hello.address, host_id=hello.host_id, version=hello.version)
     return _worker(hello)
 
 
@@ -67,6 +70,7 @@ def _worker(hello: router_pb2.Hello) -> Member:
         max_running=hello.max_running,
         kv_capacity_tokens=hello.kv_capacity_tokens,
         routers=max(1, hello.routers),
+        version=hello.version,
     )
 
 

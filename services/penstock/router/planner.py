@@ -48,7 +48,8 @@ class Planner:
         self._clock = clock
         self._max_live = config.max_live_plans
         knobs = self._knobs = Knobs(config.local_prefill_tokens, config.max_queue_s, config.hold_s)
-        self._homes: Recent[tuple[str, str], SessionHome] = Recent(config.max_sessions, config.session_ttl_s)
+        self.homes: Recent[tuple[str, str], SessionHome] = Recent(config.max_sessions, config.session_ttl_s)
+        """By model and session."""
         self._running: dict[int, tuple[PlanAsk, Watched]] = {}
         """Live plans by number."""
         self._happened = happened
@@ -57,7 +58,7 @@ class Planner:
         self.ledger = Ledger(config.max_indexed_blocks)
         self.index = BlockIndex(config.max_indexed_blocks)
         self.commons = Commons(
-            homes=self._homes, lengths=self._lengths, registry=self.registry, ledger=self.ledger, clock=clock
+            homes=self.homes, lengths=self._lengths, registry=self.registry, ledger=self.ledger, clock=clock
         )
         self._observer = Observer(self.ledger, self.commons.others)
         self._fleet = Fleet(self.registry, self._observer, silent_s=config.silent_s)
@@ -90,6 +91,13 @@ class Planner:
         """Makes what `state` knows what is known now."""
         self._fleet.refresh(self._clock())
 
+    def cached_tokens(self, model: str, home: SessionHome) -> int:
+        """Tokens of the last prompt of a session, in whole blocks, that some member has now."""
+        keys, anyone = self._chains.known(home.tenant, home.last_key), self._fleet.anyone(model)
+        if keys is None or anyone is None or anyone.member.spec is None:
+            return 0
+        return min(self.index.deepest(keys) * anyone.member.spec.block_size, home.prompt_tokens)
+
     def state(self, worker: str) -> WorkerState | None:
         """What was known of a worker at the last `refresh` or plan: the same object until something changes."""
         return self._fleet.known(worker)
@@ -107,7 +115,7 @@ class Planner:
         anyone = self._fleet.anyone(ask.model)
         if anyone is None or anyone.member.spec is None:
             refuse_without_seats(self.registry, ask.model)
-        home = self._homes.get((ask.model, ask.session), now) if ask.session else None
+        home = self.homes.get((ask.model, ask.session), now) if ask.session else None
         asked = Demand(
             prompt_tokens=ask.prompt_tokens + ask.output_tokens,
             expected_output=max(1, self._expected(ask, now, ask.output_tokens) - ask.output_tokens),
@@ -190,12 +198,18 @@ class Planner:
         if generated:
             names = ask.model, ask.tenant, ask.session
             self._lengths.learn(names, generated, self._clock(), ended=ended)
+            if (kept := self.homes.entry((ask.model, ask.session))) is not None:
+                kept[1].answer_tokens = generated
             self.commons.answered(names, generated, ended=ended)
 
     def _bind(self, ask: PlanAsk, home: SessionHome, now: float) -> None:
         """The session was there last."""
         if ask.session:
-            self._homes.set((ask.model, ask.session), home, now)
+            before = self.homes.entry((ask.model, ask.session))
+            home.requests = 1 + (before[1].requests if before else 0)
+            home.tenant, home.prompt_tokens = ask.tenant, ask.prompt_tokens
+            home.last_key = ask.block_keys[-1] if ask.block_keys else b""
+            self.homes.set((ask.model, ask.session), home, now)
             self.commons.placed(ask.model, ask.session)
 
     def _touch(self, number: int) -> None:

@@ -35,6 +35,8 @@ class Member:
     kv_capacity_tokens: int = 0
     routers: int = 1
     """That it joins."""
+    version: str = ""
+    """Of its code and its wire; empty: it does not say."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any
 from uuid import uuid4
 
 import grpc
@@ -19,29 +19,28 @@ from penstock.router import messages
 from penstock.router.balancing import Balancing, balanced
 from penstock.router.config import RouterConfig
 from penstock.router.directing import Director
+from penstock.router.evicting import Evictions
+from penstock.router.greeting import hello
 from penstock.router.hints import Mailbox
 from penstock.router.latest import Latest
 from penstock.router.line import WaitingLine
 from penstock.router.planner import Planner
 from penstock.router.plans import Happened
+from penstock.router.recent_plans import RecentPlans
 from penstock.router.registry import RegistryView, Seat
 from penstock.router.shared.opening import shared
+from penstock.router.showing import Showing
 from penstock.router.streams import PlanStreams
 from penstock.rpc.server import serve
+from penstock.runtime.findings import Finding
 from penstock.runtime.metrics import RouterMetrics
+from penstock.runtime.redis_client import redis_found
 from penstock.runtime.tasks import being_cancelled, beside, end, start
 from penstock.v1 import common_pb2, router_pb2, router_pb2_grpc
 
-if TYPE_CHECKING:
-    Joining = grpc.aio.ServicerContext[router_pb2.JoinRequest, router_pb2.JoinResponse]
-    Planning = grpc.aio.ServicerContext[router_pb2.PlanRequest, router_pb2.PlanResponse]
-    Hinting = grpc.aio.ServicerContext[common_pb2.HintRequest, common_pb2.HintResponse]
-    Listing = grpc.aio.ServicerContext[router_pb2.MembersRequest, router_pb2.MembersResponse]
-    Commanding = grpc.aio.ServicerContext[router_pb2.CommandRequest, router_pb2.CommandResponse]
-    Watching = grpc.aio.ServicerContext[router_pb2.WatchRequest, router_pb2.MeshView]
+Context = grpc.aio.ServicerContext[Any, Any]
 
 _SERVICE = "penstock.v1.Router"
-_HELLO_S = 5.0
 _TICK_S = 0.25
 _GRACE_S = 0.2
 """Streams live as long as their callers do: waiting longer for their end would change nothing."""
@@ -52,14 +51,20 @@ class Router:
 
     def __init__(self, config: RouterConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self.address = ""
+        self._config = config
         self.metrics = RouterMetrics()
         self.planner = Planner(config, clock, self._count_happened)
         self.line = WaitingLine(self.planner, config, clock)
         self.view: Latest[RegistryView] = Latest(RegistryView())
         self._clock = clock
         self.id = config.name or uuid4().hex
-        self.plans = PlanStreams(self.planner, self.line, self.metrics, router_id=self.id, tell=self._tell)
+        self.recent = RecentPlans(config.max_recent_plans, clock)
+        self.plans = PlanStreams(
+            self.planner, self.line, self.metrics, router_id=self.id, tell=self._tell, recent=self.recent
+        )
         self._mailboxes: dict[Seat, Mailbox] = {}
+        self.shown = Showing(self.planner, self.line, clock, router_id=self.id)
+        self.evictions = Evictions(self._mailboxes)
         self.director = Director(self.planner.registry, self._mailboxes.get, clock)
         self._log = structlog.get_logger("penstock.router")
 
@@ -67,11 +72,11 @@ class Router:
         self, requests: AsyncIterator[router_pb2.JoinRequest]
     ) -> AsyncIterator[router_pb2.JoinResponse]:
         """One member's stream."""
-        seat, mailbox = self._take_seat(await _hello(requests))
+        seat, mailbox = self._take_seat(await hello(requests))
         read = partial(self._read, seat, requests, mailbox)
         reader = start(read, name="member reader", on_failure="log", failed=self.metrics.task_failed)
         try:
-            yield router_pb2.JoinResponse(welcome=router_pb2.Welcome(router_id=self.id))
+            yield router_pb2.JoinResponse(welcome=router_pb2.Welcome(router_id=self.id, takes_store_loads=True))
             async for message in mailbox.read():
                 yield message
         finally:
@@ -99,10 +104,16 @@ class Router:
             if seat.member.role is None:
                 mailbox.put("stores", message)
 
-    async def watch(self) -> AsyncIterator[router_pb2.MeshView]:
+    async def watch(self, request: router_pb2.WatchRequest) -> AsyncIterator[router_pb2.MeshView]:
         """The served models and the silent members, at once and after each change."""
-        async for seen in self.view.follow():
-            yield messages.view(seen)
+        with self.shown.watched(request):
+            async for seen in self.view.follow():
+                yield messages.view(seen)
+
+    async def examine(self) -> Sequence[Finding]:
+        """What `penstock ctl doctor` asks of a router."""
+        state = self._config.state
+        return [] if state == "memory" else [await redis_found("state", state)]
 
     async def keep_view(self) -> None:
         """Notices silence, which no message announces. A router that was away itself, stopped or starved, has heard
@@ -138,6 +149,8 @@ class Router:
 
     def _leave_seat(self, seat: Seat) -> None:
         del self._mailboxes[seat]
+        self.shown.forget(seat)
+        self.evictions.left(seat)
         self.director.stood()
         if self.planner.registry.leave(seat):
             self.planner.index.drop(seat.member.id)
@@ -169,6 +182,7 @@ class Router:
                 registry, now = self.planner.registry, self._clock()
                 silent = registry.silent(seat, now)
                 messages.hear(seat, request.load, now)
+                self.shown.counted(seat, request.load.counts)
                 self.planner.refresh()  # now, not when the next request waits for its plan
                 self.plans.stir()
                 if registry.silent(seat, now) is not silent:
@@ -185,8 +199,12 @@ class Router:
                 role = messages.assign(self.planner.registry, seat, request.role)
                 self._log.info("member has another role", member=seat.member.id, role=role.value)
                 self._stood()
+            case "store":
+                self.shown.loaded(seat, request.store)
+            case "evicted":
+                self.evictions.heard(seat, request.evicted)
             case _:
-                raise InvalidRequest("after the hello: load, blocks, draining or role")
+                raise InvalidRequest("after the hello: load, blocks, draining, role, store or evicted")
 
     def _stood(self) -> None:
         """A member wants other work than before."""
@@ -219,27 +237,36 @@ class _Servicer(router_pb2_grpc.RouterServicer):
         self._router = router
 
     def Join(
-        self, request_iterator: AsyncIterator[router_pb2.JoinRequest], context: Joining
+        self, request_iterator: AsyncIterator[router_pb2.JoinRequest], context: Context
     ) -> AsyncIterator[router_pb2.JoinResponse]:
         return self._router.hold_seat(request_iterator)
 
     def Plan(
-        self, request_iterator: AsyncIterator[router_pb2.PlanRequest], context: Planning
+        self, request_iterator: AsyncIterator[router_pb2.PlanRequest], context: Context
     ) -> AsyncIterator[router_pb2.PlanResponse]:
         return self._router.plans.hold(request_iterator)
 
-    async def Hint(self, request: common_pb2.HintRequest, context: Hinting) -> common_pb2.HintResponse:
+    async def Hint(self, request: common_pb2.HintRequest, context: Context) -> common_pb2.HintResponse:
         self._router.hint(request)
         return common_pb2.HintResponse()
 
-    def Watch(self, request: router_pb2.WatchRequest, context: Watching) -> AsyncIterator[router_pb2.MeshView]:
-        return self._router.watch()
+    def Watch(self, request: router_pb2.WatchRequest, context: Context) -> AsyncIterator[router_pb2.MeshView]:
+        return self._router.watch(request)
 
-    async def Members(self, request: router_pb2.MembersRequest, context: Listing) -> router_pb2.MembersResponse:
-        return router_pb2.MembersResponse(members=self._router.director.members())
+    async def Members(self, request: router_pb2.MembersRequest, context: Context) -> router_pb2.MembersResponse:
+        return self._router.shown.members(self._router.director.members())
 
-    async def Command(self, request: router_pb2.CommandRequest, context: Commanding) -> router_pb2.CommandResponse:
+    async def Command(self, request: router_pb2.CommandRequest, context: Context) -> router_pb2.CommandResponse:
         return router_pb2.CommandResponse(member=await self._router.director.command(request))
+
+    async def Sessions(self, request: router_pb2.SessionsRequest, context: Context) -> router_pb2.SessionsResponse:
+        return self._router.shown.sessions(request)
+
+    async def Plans(self, request: router_pb2.PlansRequest, context: Context) -> router_pb2.PlansResponse:
+        return self._router.recent.found(request)
+
+    async def Evict(self, request: router_pb2.EvictRequest, context: Context) -> router_pb2.EvictResponse:
+        return await self._router.evictions.evict(request)
 
 
 @asynccontextmanager
@@ -251,7 +278,9 @@ async def open_router(config: RouterConfig) -> AsyncIterator[Router]:
     def register(server: grpc.aio.Server) -> None:
         router_pb2_grpc.add_RouterServicer_to_server(_Servicer(router), server)
 
-    async with serve(config.address, register, [_SERVICE], max_calls=calls, grace=_GRACE_S) as server:
+    async with serve(
+        config.address, register, [_SERVICE], max_calls=calls, grace=_GRACE_S, examine=router.examine
+    ) as server:
         router.address = config.address.at(server.port)
         failed = router.metrics.task_failed
         balancing = Balancing(router.planner, router.director, config, time.monotonic)
@@ -263,15 +292,3 @@ async def open_router(config: RouterConfig) -> AsyncIterator[Router]:
         ):
             await server.set_serving(True)
             yield router
-
-
-async def _hello(requests: AsyncIterator[router_pb2.JoinRequest]) -> router_pb2.Hello:
-    try:
-        async with asyncio.timeout(_HELLO_S):
-            async for request in requests:
-                if request.HasField("hello"):
-                    return request.hello
-                break
-    except TimeoutError:
-        pass
-    raise InvalidRequest(f"send a hello first, within {_HELLO_S:.0f} s", field="hello")

@@ -41,6 +41,11 @@ class Recent(Generic[Key, Value]):
         """All of them, the one longest untouched first."""
         return ((key, at, value) for key, (at, value) in self._entries.items())
 
+    def expire(self, now: float) -> None:
+        """Forgets those that have expired, as far as they are the ones longest untouched."""
+        while self._entries and now - next(iter(self._entries.values()))[0] > self._ttl:
+            self._entries.popitem(last=False)
+
     def merge(self, key: Key, value: Value, at: float) -> None:
         """Remembers what somebody else set at that time, unless something newer is known."""
         entry = self._entries.get(key)
@@ -55,8 +60,16 @@ class Recent(Generic[Key, Value]):
             self._entries.popitem(last=False)
 
 
-class SessionHome(msgspec.Struct, frozen=True):
-    """The workers of a session's last request."""
+class SessionHome(msgspec.Struct):
+    """The workers of a session's last request; and for people, unless another router has planned it, what it was."""
 
     prefill: str
     decode: str
+    tenant: str = ""
+    prompt_tokens: int = 0
+    last_key: bytes = b""
+    """Of the prompt's full blocks; it names their chain."""
+    requests: int = 0
+    """Of the session, that were planned here."""
+    answer_tokens: int = 0
+    """0 until the answer has ended."""

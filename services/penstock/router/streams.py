@@ -14,6 +14,7 @@ from penstock.router.hints import LiveSessions
 from penstock.router.line import TICK_S, TURN_S, HeldAsk, WaitingLine
 from penstock.router.planner import Planner
 from penstock.router.plans import PlanAsk, Planned
+from penstock.router.recent_plans import RecentPlans
 from penstock.runtime.metrics import RouterMetrics
 from penstock.v1 import common_pb2, router_pb2
 
@@ -29,6 +30,7 @@ class PlanStreams:
         *,
         router_id: str,
         tell: Callable[[common_pb2.SessionHint | None], None],
+        recent: RecentPlans,
     ) -> None:
         """`tell` passes on what sessions say of themselves, or what follows from their requests' begin and end."""
         self._planner = planner
@@ -36,6 +38,7 @@ class PlanStreams:
         self._metrics = metrics
         self._router_id = router_id
         self._tell = tell
+        self._recent = recent
         self._live = LiveSessions()
         self._stirred = asyncio.Event()
 
@@ -78,6 +81,7 @@ class PlanStreams:
                         found, held = self._outcome(held), None
                     planned, number = found, found.number
                     self._count_plan(planned)
+                    self._recent.add(self._name(number), planned)
                     epoch += 1
                     yield messages.plan(planned, epoch, self._name(number))
                 elif number is None:

@@ -388,3 +388,32 @@ def test_bounds():
         PagePool(0)
     with pytest.raises(AssertionError):
         PagePool(2).allocate("a", 3)
+
+
+def test_what_is_dropped_is_found_no_more_and_holds_stay():
+    """Pages of one root: idle ones are free at once, held ones when they are released; those of others stay."""
+    pool, tokens = PagePool(TOTAL), packed([1, 2])
+    mine, theirs = pool.allocate("a", 4), pool.allocate("b", 2)
+    for page, key, parent in zip(mine, (b"m1", b"m2", b"m3"), (b"m", b"m1", b"m2"), strict=False):
+        pool.name(page, key, parent, 0, namespace=b"m")
+    pool.rows(mine[3], b"m3", tokens)
+    pool.name(theirs[0], b"t1", b"t", 0, namespace=b"t")
+    pool.rows(theirs[1], b"t1", tokens)
+    pool.release("a", mine[1:])
+    pool.release("b", theirs)
+    forgotten = []
+
+    class Watcher:
+        def block_named(self, key): ...
+
+        def block_forgotten(self, key):
+            forgotten.append(key)
+
+    pool.watch(Watcher())
+    assert pool.drop({b"m"}) == (3, 1)
+    assert sorted(forgotten) == [b"m1", b"m2", b"m3"]
+    assert [pool.find(key) for key in (b"m1", b"m2", b"m3", b"t1")] == [None, None, None, theirs[0]]
+    assert pool.longest(b"m3", tokens) == (0, 0) and pool.longest(b"t1", tokens) == (theirs[1], 2)
+    assert pool.holds(mine[0]) == 1 and pool.free == TOTAL - 1
+    pool.release("a", mine[:1])
+    assert pool.free == TOTAL and sorted(pool.allocate("c", TOTAL)) == list(range(1, TOTAL + 1))

@@ -70,7 +70,14 @@ async def foreigner(setup):
 async def test_it_is_told_what_there_is(foreigner):
     services = await asyncio.to_thread(lambda: set(foreigner.told.get_services()))
     assert {GATEWAY, "grpc.health.v1.Health"} <= services
-    assert foreigner.methods() == {"ChatCompletion", "Completion", "ListModels", "HintSession"}
+    assert foreigner.methods() == {
+        "ChatCompletion",
+        "Completion",
+        "ListModels",
+        "HintSession",
+        "PastRequest",
+        "EvictTenant",
+    }
     assert [model["id"] for model in (await asyncio.to_thread(foreigner.ask, "ListModels", {}))["models"]] == ["tiny"]
 
 

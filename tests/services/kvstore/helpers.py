@@ -27,7 +27,7 @@ from penstock.kvstore.config import KvStoreConfig
 from penstock.kvstore.service import KvStore
 from penstock.kvstore.table.blocks import Block, TierKind
 from penstock.kvstore.table.promises import Grant
-from penstock.kvstore.tiers.base import Room, Supplier, Wish
+from penstock.kvstore.tiers.base import Dropped, Room, Supplier, Wish
 from penstock.kvstore.tiers.disk.tier import DiskTier
 from penstock.rpc.channels import open_channels
 from penstock.runtime.lifecycle import SUPERVISOR_FD
@@ -276,6 +276,9 @@ class FakeTier:
     def touch_blocks(self, keys: Sequence[bytes], session: str) -> None: ...
 
     def expect_session(self, session: str, hint: ReturnHint) -> None: ...
+
+    async def drop_tenant(self, namespace: bytes) -> Dropped:
+        return Dropped(self.kind)
 
     def figures(self) -> dict[str, int]:
         return {}

@@ -64,7 +64,8 @@ def store() -> Iterator[StoreProcess]:
 
 def import_path() -> dict[str, str]:
     """An environment in which `import penstock` finds this checkout."""
-    paths = [str(Path(module.__file__ or "").parents[2]) for module in (client_module, service_module)]
+    files = [Path(module.__file__ or "") for module in (client_module, service_module)]
+    paths = [str(parent.parent) for file in files for parent in file.parents if parent.name == "penstock"]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 

@@ -251,7 +251,7 @@ async def test_after_a_trimmed_gap_everything_is_read(start: Start, server: Redi
         await pipe.execute()
     await soon(lambda: booked(b, "w")[0] == 3)
     assert sorted(b.router.planner.commons.others._owners[owner.name]) == [2, 3, 4]
-    await soon(lambda: b.router.planner._homes.entry(("m", "s")) is not None)
+    await soon(lambda: b.router.planner.homes.entry(("m", "s")) is not None)
     await owner.write(redis, 5, FreedFact(2))
     await soon(lambda: booked(b, "w")[0] == 2)
 
@@ -275,11 +275,11 @@ async def test_routing_goes_on_without_redis_and_catches_up(start: Start, tmp_pa
         assert not len(b.router.planner.commons.others)
     async with redis_server(tmp_path, port=port):  # with nothing in it
         await soon(lambda: len(b.router.planner.commons.others) == 21)
-        await soon(lambda: b.router.planner._homes.entry(("m", "meanwhile-19")) is not None)
+        await soon(lambda: b.router.planner.homes.entry(("m", "meanwhile-19")) is not None)
         assert sample(b, "penstock_state_behind_seconds") == 0
         await soon(lambda: known(a) == known(b) == 2)
         c = await start(state=server.url, name="c")
-        assert c.router.planner._homes.entry(("m", "before")) is not None, "what Redis had lost was written again"
+        assert c.router.planner.homes.entry(("m", "before")) is not None, "what Redis had lost was written again"
 
 
 async def test_what_is_not_ours_is_refused_named_and_written_anew(

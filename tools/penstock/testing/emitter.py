@@ -133,6 +133,18 @@ class Emitter(router_pb2_grpc.RouterServicer, decode_pb2_grpc.DecodeServicer):
         """Nobody is told anything."""
         return router_pb2.CommandResponse()
 
+    async def Sessions(self, request: router_pb2.SessionsRequest, context: Any) -> router_pb2.SessionsResponse:
+        """It remembers none."""
+        return router_pb2.SessionsResponse()
+
+    async def Plans(self, request: router_pb2.PlansRequest, context: Any) -> router_pb2.PlansResponse:
+        """It remembers none."""
+        return router_pb2.PlansResponse()
+
+    async def Evict(self, request: router_pb2.EvictRequest, context: Any) -> router_pb2.EvictResponse:
+        """Nobody drops anything."""
+        return router_pb2.EvictResponse()
+
     async def Plan(
         self, request_iterator: AsyncIterator[router_pb2.PlanRequest], context: Any
     ) -> AsyncIterator[router_pb2.PlanResponse]:

@@ -85,6 +85,7 @@ def _attempt(trial: TriedPlan, began: float) -> Json:
     return {
         "at": round(trial.planned_at - began, 6),
         "tokens_before": trial.start,
+        "plan": chosen.plan,
         "prefill": None if chosen.prefill is None else _place(chosen.prefill),
         "decode": _place(chosen.decode),
         "reasons": None if chosen.reasons is None else asdict(chosen.reasons),

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import heapq
 import re
+import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
+
+from penstock.runtime.config import format_size
 
 _SPARE_PLACES = 64
 _PREFIX = re.compile(r"^(chatcmpl|cmpl|resp|msg)[-_]")
@@ -22,6 +26,8 @@ class _Record:
     request: str
     """The request's id, which its client may have used before."""
     text: bytes
+    at: float
+    """When it was added."""
 
 
 _Place = tuple[float, int, str]
@@ -70,8 +76,9 @@ class _Records:
 class PastRequests:
     """Records of requests, each under the ids that its client knows: that of the request and that of the response."""
 
-    def __init__(self, most: int, most_bytes: int) -> None:
+    def __init__(self, most: int, most_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
         """Keeps at most `most` records, of at most `most_bytes` together; the newest one always, unless `most` is 0."""
+        self._clock = clock
         self._most = most
         self._most_bytes = most_bytes
         self._tenants: dict[str, _Records] = {}
@@ -96,7 +103,7 @@ class PastRequests:
             self._put(self._newest)  # it may lose now what was the newest
         self._newest = tenant
         own = self._tenants.setdefault(tenant, _Records())
-        own.add(response, _Record(self._added, request, record))
+        own.add(response, _Record(self._added, request, record, self._clock()))
         self._count += 1
         self.bytes += len(record)
         self._put(tenant)
@@ -111,6 +118,19 @@ class PastRequests:
         own = self._tenants.get(tenant)
         record = own.find(id) if own is not None else None
         return record.text if record is not None else None
+
+    @property
+    def bounds(self) -> str:
+        """How many are kept, and until when."""
+        room = format_size(self._most_bytes)
+        return f"the last {self._most} that have ended, in {room} at most, until newer ones take their room"
+
+    def kept(self) -> str:
+        """How many there are now, and since when."""
+        if not self._count:
+            return "none has ended yet"
+        oldest = min(next(iter(records.kept.values())).at for records in self._tenants.values())
+        return f"{self._count} are kept now, the oldest for {self._clock() - oldest:.0f} s"
 
     def _forget(self) -> None:
         """Forgets the oldest record of the tenant that takes most room; of several alike, the oldest of them all. Never

@@ -18,6 +18,7 @@ from penstock.gateway.api.openai.shapes import error_json, openai_model
 from penstock.gateway.api.openapi.document import document
 from penstock.gateway.completing.completer import Completer
 from penstock.gateway.completing.threads import THREAD_FROM
+from penstock.gateway.door.operating import past_request
 from penstock.gateway.door.reception import Reception
 from penstock.gateway.door.reply import JSON
 from penstock.gateway.door.uploads import Uploads
@@ -50,13 +51,7 @@ class Pages:
 
     async def past(self, request: Request) -> Response:
         """GET /v1/requests/{id}: what became of a request that has ended. A tenant sees its own, an operator all."""
-        who = self._reception.auth.identify(request.headers)
-        id = request.path_params["id"]
-        tenant = None if who.operator else who.tenant
-        found = self._reception.past.find(id, tenant) or self._reception.refusals.past.find(id, tenant)
-        if found is None:
-            what = f"the request {id[:100]!r} is not known here; only the last ones that have ended are"
-            raise NotFound(what, field="id", code="request_not_found")
+        found = past_request(self._reception, request.path_params["id"], request.headers)
         return Response(found, media_type=JSON)
 
     async def hint(self, request: Request) -> Response:

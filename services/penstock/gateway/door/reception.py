@@ -17,6 +17,7 @@ from penstock.gateway.completing.threads import Threads
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.door.drain import Drain
 from penstock.gateway.door.refusals import Arrival, Refusals
+from penstock.gateway.mesh.plans import RouterCalls
 from penstock.gateway.mesh.view import RouterView
 from penstock.runtime.metrics import GatewayMetrics
 
@@ -35,6 +36,7 @@ class Reception:
     past: PastRequests
     refusals: Refusals
     view: RouterView
+    routers: RouterCalls
     metrics: GatewayMetrics
     drain: Drain
     responses: ResponseStore

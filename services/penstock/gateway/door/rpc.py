@@ -13,6 +13,7 @@ import grpc
 from penstock.errors import InvalidRequest
 from penstock.gateway.accounts.auth import session_digest
 from penstock.gateway.completing import completion as running
+from penstock.gateway.door.operating import evict_tenant, past_request
 from penstock.gateway.door.reception import Reception
 from penstock.gateway.door.rpc_answers import chat_chunks, text_chunks
 from penstock.gateway.door.rpc_asks import Asked, outlook_of, read_chat, read_completion
@@ -88,6 +89,24 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
             raise InvalidRequest("x-session-affinity: this metadata must name the session", field="x-session-affinity")
         await self._reception.models.hint(session, outlook)
         return gateway_pb2.HintSessionResponse()
+
+    async def PastRequest(
+        self,
+        request: gateway_pb2.PastRequestQuery,
+        context: grpc.aio.ServicerContext[gateway_pb2.PastRequestQuery, gateway_pb2.PastRequestRecord],
+    ) -> gateway_pb2.PastRequestRecord:
+        """What became of a request that has ended."""
+        found = past_request(self._reception, request.id, metadata(context))
+        return gateway_pb2.PastRequestRecord(json=found.decode())
+
+    async def EvictTenant(
+        self,
+        request: gateway_pb2.EvictTenantRequest,
+        context: grpc.aio.ServicerContext[gateway_pb2.EvictTenantRequest, gateway_pb2.EvictTenantResponse],
+    ) -> gateway_pb2.EvictTenantResponse:
+        """Has all stores and workers drop the blocks of a tenant."""
+        members = await evict_tenant(self._reception, request.tenant, metadata(context))
+        return gateway_pb2.EvictTenantResponse(members=members)
 
     async def ListModels(
         self,

@@ -8,8 +8,10 @@ from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from typing import Any
 
+from penstock.gateway.door.operating import check_operator
 from penstock.gateway.door.reception import Reception
 from penstock.gateway.door.refusals import Arrival
+from penstock.rpc.checkup import CHECKUP
 from penstock.runtime.context import current_request_id, request_scope
 from penstock.v1 import gateway_pb2
 
@@ -33,6 +35,8 @@ class RpcEntrance:
     async def __call__(self, method: str, metadata: Iterable[tuple[str, Any]]) -> AsyncIterator[None]:
         """For the length of one call. Raises what `Reception.one` raises."""
         headers = texts(metadata)
+        if method.startswith(f"/{CHECKUP}/"):
+            check_operator(self._reception, headers)
         if method not in _GENERATING:
             self._reception.auth.identify(headers)
             yield

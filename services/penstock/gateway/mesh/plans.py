@@ -25,6 +25,7 @@ _PLAN_S = 5.0
 _OTHERS_S = 1.0
 """Likewise while there is another to ask."""
 _FAREWELL_S = 0.25
+_EVICT_S = 30.0
 _HINT_S = 2.0
 _NO_PLAN = "no plan can be made for the request now"
 
@@ -83,6 +84,17 @@ class RouterCalls:
             except grpc.aio.AioRpcError as error:
                 if router == order[-1] or not _another_may(error):
                     raise public_error(error, "session hints cannot be passed on at the moment; try again") from error
+
+    async def evict(self, request: router_pb2.EvictRequest) -> list[router_pb2.MemberEvicted]:
+        """Has the members of the mesh drop a tenant's blocks: one router tells them all. Raises PenstockError."""
+        for router in (order := self.order()):
+            try:
+                answer = await self.stub(router).Evict(request, timeout=_EVICT_S, metadata=outgoing())
+                return list(answer.members)
+            except grpc.aio.AioRpcError as error:
+                if router == order[-1] or not _another_may(error):
+                    raise public_error(error, "no router passes the eviction on at the moment; try again") from error
+        raise _no_plan()
 
 
 class PlanStream:

@@ -36,8 +36,12 @@ class RouterView:
     """Follows every router's view of this gateway's models, and believes the one that it plans with; made by
     `open_view`."""
 
-    def __init__(self, tokenizers: Mapping[str, str], routers: Sequence[str]) -> None:
-        """`tokenizers` has the fingerprint of each model's tokenizer, by the model's name; `routers` the addresses."""
+    def __init__(
+        self, tokenizers: Mapping[str, str], routers: Sequence[str], own: asyncio.Future[router_pb2.MeshWatcher]
+    ) -> None:
+        """`tokenizers` has the fingerprint of each model's tokenizer, by the model's name; `routers` the addresses;
+        `own` says where this gateway is, once that is known."""
+        self._own = own
         self._choice: RouterChoice[router_pb2.MeshView] = RouterChoice(routers)
         self._tokenizers = tokenizers
         self._models: Mapping[str, ModelView] = {}
@@ -115,7 +119,8 @@ class RouterView:
         """Keeps watching; reconnects, ever more patiently, when a router goes away."""
 
         async def watch(router: str, connection: Connection) -> None:
-            call = router_pb2_grpc.RouterStub(channels.to(router)).Watch(router_pb2.WatchRequest())
+            request = router_pb2.WatchRequest(watcher=await asyncio.shield(self._own))
+            call = router_pb2_grpc.RouterStub(channels.to(router)).Watch(request)
             try:
                 async for view in call:
                     connection.established = True
@@ -176,9 +181,15 @@ class RouterView:
 
 @asynccontextmanager
 async def open_view(
-    channels: Channels, routers: Sequence[str], *, tokenizers: Mapping[str, str], failed: Failed
+    channels: Channels,
+    routers: Sequence[str],
+    *,
+    tokenizers: Mapping[str, str],
+    own: asyncio.Future[router_pb2.MeshWatcher],
+    failed: Failed,
 ) -> AsyncIterator[RouterView]:
-    """A view that follows the routers for the length of the block. `failed` counts defects, which restart it."""
-    view = RouterView(tokenizers, routers)
+    """A view that follows the routers for the length of the block, as soon as they can be told where this gateway is.
+    `failed` counts defects, which restart it."""
+    view = RouterView(tokenizers, routers, own)
     async with beside(lambda: view.follow(channels), name="router view", on_failure="restart", failed=failed):
         yield view

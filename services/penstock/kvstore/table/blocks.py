@@ -158,7 +158,7 @@ class TableStats:
     """Stored and findable."""
     reserved: int
     detached: int
-    """Quarantined, but still leased."""
+    """Quarantined or discarded, but still leased."""
     cooling: int
     """Slots that rest because a late write into them can't be excluded."""
     used_bytes: int

@@ -45,7 +45,7 @@ class Shelf:
         self.held = 0
         """Blocks pinned by the store itself."""
         self.detached = 0
-        """Quarantined blocks that are still pinned."""
+        """Quarantined and discarded blocks that are still pinned."""
         self.evictions = self.quarantined = 0
         self.leaving: set[int] = set()
         """Epochs of held victims: their parents may go already."""
@@ -93,7 +93,7 @@ class Shelf:
         block.pins += 1
 
     def unpin(self, block: Block, now: float) -> None:
-        """One pin less. A block that was quarantined meanwhile leaves its slot with the last."""
+        """One pin less. A block that was quarantined or discarded meanwhile leaves its slot with the last."""
         block.pins -= 1
         if block.pins:
             return
@@ -171,6 +171,15 @@ class Shelf:
             self.detached += 1
         else:  # its bytes changed after the commit: whoever did that may not be done
             self.rest(block, now)
+
+    def discard(self, block: Block) -> None:
+        """A block goes that nobody wants any more; its slot is free at once, or with its last reader."""
+        self.policy.withdraw_block(block)
+        self._unlist(block)
+        if block.pins:
+            self.detached += 1
+        else:
+            self.free(block)
 
     def _unlist(self, block: Block) -> None:
         del self._blocks[block.key]

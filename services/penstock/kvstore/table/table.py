@@ -177,6 +177,13 @@ class BlockTable:
         self._shelf.condemn(block, now)
         return True
 
+    def discard(self, key: bytes) -> Block | None:
+        """Takes a stored block out of service; None: there is none. Readers keep its bytes until they are done."""
+        block = self._shelf.find(key)
+        if block is not None:
+            self._shelf.discard(block)
+        return block
+
     # -- time
 
     def next_end(self) -> float | None:

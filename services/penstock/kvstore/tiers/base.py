@@ -105,6 +105,22 @@ class KeepingTier(Tier, Protocol):
     def expect_session(self, session: str, hint: ReturnHint) -> None:
         """Passes a hint about the session's return to its eviction policy."""
 
+    async def drop_tenant(self, namespace: bytes) -> Dropped:
+        """Has all blocks of a tenant leave, promised ones too; nobody finds them any more. Those that are read stay
+        where they are until then."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """Blocks of a tenant that have left a tier."""
+
+    kind: TierKind
+    blocks: int = 0
+    bytes: int = 0
+    in_use: int = 0
+    """Those of them whose place is free only when their readers are done."""
+
 
 class Follower(Protocol):
     """What belongs to one spec, and goes over to another together with the store."""

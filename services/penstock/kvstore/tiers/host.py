@@ -21,8 +21,9 @@ from penstock.kvstore.table.promises import Grant
 from penstock.kvstore.table.shelf import BlockWatcher
 from penstock.kvstore.table.table import BlockTable
 from penstock.kvstore.tiers.alarm import Alarm
-from penstock.kvstore.tiers.base import Room, Rules, Supplier, Wish
+from penstock.kvstore.tiers.base import Dropped, Room, Rules, Supplier, Wish
 from penstock.kvstore.tiers.bringing import Bringer
+from penstock.kvstore.tiers.dropping import drop_tenant
 from penstock.kvstore.tiers.lent import LentBlocks
 from penstock.kvstore.tiers.tiers import Tiers
 from penstock.runtime.tasks import beside
@@ -219,6 +220,11 @@ class HostTier:
     def expect_session(self, session: str, hint: ReturnHint) -> None:
         """Passes the hint to the eviction policy of host memory."""
         self.table.expect_session(session, hint)
+
+    async def drop_tenant(self, namespace: bytes) -> Dropped:
+        """Has a tenant's blocks leave host memory. Those that are lent are in workers' pages, and count there."""
+        self.lent.drop_tenant(namespace)
+        return await drop_tenant(self.table, self.kind, namespace)
 
     def figures(self) -> Mapping[str, int]:
         """Returns the statistics of the table."""

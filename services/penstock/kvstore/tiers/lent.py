@@ -148,6 +148,11 @@ class LentBlocks:
             if block is not None and block.owner == attachment:
                 self._forget(block)
 
+    def drop_tenant(self, namespace: bytes) -> None:
+        """Takes no block of the tenant from its client's page any more."""
+        for block in [block for block in self._blocks.values() if block.namespace == namespace]:
+            self._forget(block)
+
     def _of(self, attachment: str) -> _Pages:
         pages = self._pages.get(attachment)
         if pages is None:

@@ -19,9 +19,10 @@ from penstock.kv.spec import KvSpec
 from penstock.kvstore.table.blocks import Block, TierKind
 from penstock.kvstore.table.promises import Grant
 from penstock.kvstore.table.table import BlockTable
-from penstock.kvstore.tiers.base import Room, Rules, Supplier, Wish
+from penstock.kvstore.tiers.base import Dropped, Room, Rules, Supplier, Wish
 from penstock.kvstore.tiers.device.form import DeviceBlocks
 from penstock.kvstore.tiers.device.mover import DeviceMover
+from penstock.kvstore.tiers.dropping import drop_tenant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +125,10 @@ class DeviceTier:
     def expect_session(self, session: str, hint: ReturnHint) -> None:
         """Passes the hint to the eviction policy of the device."""
         self._table.expect_session(session, hint)
+
+    async def drop_tenant(self, namespace: bytes) -> Dropped:
+        """Has a tenant's blocks leave the device."""
+        return await drop_tenant(self._table, self.kind, namespace)
 
     def figures(self) -> Mapping[str, int]:
         """Returns the fields of GpuStats."""

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from penstock.kv.spec import KvSpec
 from penstock.kvstore.table.blocks import Block, TierKind
 from penstock.kvstore.table.table import BlockTable
-from penstock.kvstore.tiers.base import Room
+from penstock.kvstore.tiers.base import Dropped, Room
 from penstock.kvstore.tiers.disk.condition import Condition
 from penstock.kvstore.tiers.disk.format import Drop
 from penstock.kvstore.tiers.disk.space import Space
+from penstock.kvstore.tiers.dropping import drop_tenant
 
 _SLOW_S = 5.0
 """A write of a few MiB that takes longer says that the disk is not fit."""
@@ -108,6 +109,17 @@ class DiskBlocks:
     def prefetched(self) -> None:
         """Counts a bringing for a session that was expected."""
         self._condition.traffic.prefetched += 1
+
+    async def drop_tenant(self, namespace: bytes) -> Dropped:
+        """Has a tenant's blocks leave, and empties their places; returns when that would survive a loss of power, as
+        far as the disk does what it is told."""
+        await self._space.in_writer(lambda: None)  # what is being written can be found then
+        dropped = await drop_tenant(self.table, self.kind, namespace, self._space.erase)
+        try:
+            await self.sync()
+        except OSError as error:
+            self._condition.writing_failed(error.strerror or str(error))
+        return dropped
 
     async def sync(self) -> None:
         """Returns when written blocks would survive a loss of power, and damaged ones are erased. Raises OSError."""

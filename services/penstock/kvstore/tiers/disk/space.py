@@ -11,6 +11,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -162,6 +163,17 @@ class Space:
             self.table.puts.commit_own(Written(slot.key, slot.epoch, block.checksum), self._now())
         self._traffic.blocks_written += len(part)
         self._traffic.bytes_written += len(part) * self.slabs.shape.slot_bytes
+
+    def erase(self, blocks: Sequence[Block]) -> None:
+        """Empties the places of blocks that have left, behind the writes that are under way and before all later ones:
+        no later process finds them."""
+        self._writer.submit(self._erase, [block.slot for block in blocks])
+
+    def _erase(self, slots: Sequence[int]) -> None:
+        """In a thread."""
+        for slot in slots:
+            with suppress(OSError):  # the next write there says so
+                self.slabs.erase(slot)
 
     async def in_writer(self, job: Callable[[], object]) -> None:
         """Runs a job of the files behind all writes. Raises what it raises."""

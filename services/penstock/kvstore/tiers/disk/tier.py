@@ -8,7 +8,7 @@ from penstock.kv.hint import ReturnHint
 from penstock.kv.spec import KvSpec
 from penstock.kvstore.table.blocks import Block, TierKind
 from penstock.kvstore.table.promises import Grant
-from penstock.kvstore.tiers.base import Supplier, Wish
+from penstock.kvstore.tiers.base import Dropped, Supplier, Wish
 from penstock.kvstore.tiers.disk.blocks import DiskBlocks
 from penstock.kvstore.tiers.disk.mover import DiskMover
 
@@ -62,6 +62,10 @@ class DiskTier:
         """Passes the hint to the eviction policy of the disk, and wakes the mover, which may bring its blocks."""
         self._blocks.table.expect_session(session, hint)
         self._mover.wake()
+
+    async def drop_tenant(self, namespace: bytes) -> Dropped:
+        """Has a tenant's blocks leave the disk, also for the next process."""
+        return await self._blocks.drop_tenant(namespace)
 
     def figures(self) -> Mapping[str, int]:
         """Returns what NvmeStats says of an open space, and the mover's queues."""

@@ -1,0 +1,157 @@
+"""How the commands of `penstock ctl` reach routers and gateways, and end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import grpc
+from cyclopts import Parameter
+
+from penstock.errors import InvalidRequest, PenstockError, Unavailable
+from penstock.rpc.channels import open_channels
+from penstock.rpc.errors import from_rpc
+from penstock.runtime.config import Addresses
+from penstock.v1 import gateway_pb2_grpc, router_pb2, router_pb2_grpc
+
+Routers = Annotated[Addresses, Parameter(name=("--router", "-r"))]
+AsJson = Annotated[bool, Parameter(name="--json")]
+CALL_S = 10.0
+_Answer = TypeVar("_Answer")
+Asking = Callable[["router_pb2_grpc.RouterAsyncStub"], Awaitable[_Answer]]
+"""Asks one router."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoorAccess:
+    """The way to the gateways, and an operator's key."""
+
+    gateway: Addresses = ()
+    """Address of a gateway's gRPC API, host:port, or several with commas between them. Default: those that the router
+    knows."""
+    key: Annotated[str, Parameter(show_default=False)] = field(default="", repr=False)
+    """An operator's key, where gateways ask for keys; better in the environment (PENSTOCK_CTL_KEY) or in a file."""
+    key_file: Path | None = None
+    """A file with that key."""
+    ca: Path | None = None
+    """The PEM file of the authority that signed the gateways' certificates. Default: those that the system trusts."""
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """The credentials of a call. Raises InvalidRequest."""
+        key = self.key
+        if self.key_file is not None:
+            key = _read("--key-file", self.key_file).decode().strip()
+        return (("authorization", f"Bearer {key}"),) if key else ()
+
+    @asynccontextmanager
+    async def channel(self, door: router_pb2.MeshWatcher) -> AsyncIterator[grpc.aio.Channel]:
+        """A channel to a gateway. Raises InvalidRequest."""
+        if not door.tls and self.ca is None:
+            async with grpc.aio.insecure_channel(door.address) as channel:
+                yield channel
+            return
+        roots = None if self.ca is None else _read("--ca", self.ca)
+        async with grpc.aio.secure_channel(door.address, grpc.ssl_channel_credentials(roots)) as channel:
+            yield channel
+
+    async def doors(self, routers: Sequence[str]) -> list[router_pb2.MeshWatcher]:
+        """The gateways. Raises PenstockError when there is none."""
+        if self.gateway:
+            return [router_pb2.MeshWatcher(address=address) for address in self.gateway]
+        found = list((await of_first(routers, members)).gateways)
+        if not found:
+            raise Unavailable("no gateway watches that router; name one with --gateway HOST:PORT, its gRPC address")
+        return found
+
+    @asynccontextmanager
+    async def gateway_at(self, door: router_pb2.MeshWatcher) -> AsyncIterator[Any]:
+        """A stub of the gateway; the errors of calls within the block become PenstockErrors."""
+        async with self.channel(door) as channel:
+            try:
+                yield gateway_pb2_grpc.GatewayStub(channel)
+            except grpc.aio.AioRpcError as failed:
+                raise from_rpc(failed) from failed
+
+
+Door = Annotated[DoorAccess | None, Parameter(name="*")]
+
+
+def _read(option: str, path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidRequest(f"{option} = {str(path)!r}: cannot be read: {error.strerror}") from None
+
+
+async def members(stub: router_pb2_grpc.RouterAsyncStub) -> router_pb2.MembersResponse:
+    """What a router knows of the mesh."""
+    return await stub.Members(router_pb2.MembersRequest(), timeout=CALL_S)
+
+
+async def of_first(routers: Sequence[str], ask: Asking[_Answer]) -> _Answer:
+    """The answer of the first router that can be reached. Raises PenstockError."""
+    error: PenstockError = Unavailable("--router: must be the address of a router, for example 127.0.0.1:7401")
+    async with open_channels() as channels:
+        for router in routers:
+            stub: Any = router_pb2_grpc.RouterStub(channels.to(router))
+            try:
+                return await ask(stub)
+            except grpc.aio.AioRpcError as failed:
+                error = from_rpc(failed)
+                if not isinstance(error, Unavailable):
+                    break
+    raise error
+
+
+async def of_all(routers: Sequence[str], ask: Asking[_Answer]) -> list[_Answer]:
+    """The answers of all routers that can be reached. Raises PenstockError when none can, or one refuses."""
+    answers, fault = [], None
+    for router in routers:
+        try:
+            answers.append(await of_first([router], ask))
+        except Unavailable as error:
+            fault = error
+    if not answers:
+        raise fault or Unavailable("--router: must be the address of a router, for example 127.0.0.1:7401")
+    return answers
+
+
+def done(
+    asking: Coroutine[Any, Any, _Answer],
+    show: Callable[[_Answer], object],
+    plain: Callable[[_Answer], Any],
+    *,
+    as_json: bool,
+    code: Callable[[_Answer], int] = lambda found: 0,
+) -> int:
+    """Shows what was found, or writes it as JSON. Returns the exit code, by `code` of what was found."""
+    try:
+        found = asyncio.run(asking)
+    except PenstockError as error:
+        print(f"penstock ctl: {error.message}", file=sys.stderr)
+        return 1
+    if as_json:
+        print(json.dumps(plain(found), indent=2))
+    else:
+        show(found)
+    return code(found)
+
+
+def role_of(member: router_pb2.JoinedMember | router_pb2.MemberEvicted) -> str:
+    """Its role, as people write it."""
+    return router_pb2.Role.Name(member.role).removeprefix("ROLE_").lower()
+
+
+def state_of(member: router_pb2.JoinedMember) -> str:
+    """What it does with new work."""
+    if member.silent:
+        return "silent"
+    if member.draining:
+        return "draining" if member.running + member.waiting else "drained"
+    return "ready"

@@ -1,0 +1,76 @@
+"""`penstock ctl explain`: why a request went where it went, and where its time went."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict
+
+from penstock.cli.asking import CALL_S, AsJson, Door, DoorAccess, Routers, done, members, of_all, of_first
+from penstock.cli.explanation import show
+from penstock.errors import NotFound, PenstockError, Unavailable
+from penstock.v1 import gateway_pb2, router_pb2, router_pb2_grpc
+
+Json = dict[str, Any]
+_MOST_PLANS = 256
+
+
+def explain(request_id: str, *, router: Routers = (), door: Door = None, as_json: AsJson = False) -> int:
+    """Explains a request that has ended: which plans there were to choose from, what was fetched from where, for what
+    it waited, and where it moved when a worker failed.
+
+    Parameters
+    ----------
+    request_id:
+        The x-request-id of its response, or the response's own id.
+    router:
+        Address of a router, host:port, which knows the gateways and what it weighed; of several, with commas between
+        them, all are asked.
+    as_json:
+        Writes one JSON object.
+    """
+    return done(_explain(request_id, router, door or DoorAccess()), show, lambda found: found, as_json=as_json)
+
+
+async def _explain(request_id: str, routers: Sequence[str], door: DoorAccess) -> Json:
+    record = await _record(request_id, await door.doors(routers), door)
+    found: Json = {"request": record, "plans": {}, "members": {}}
+    if routers:
+        found["members"] = {one.member_id: one.address for one in (await of_first(routers, members)).members}
+        found["plans"] = await _plans(routers, record)
+    return found
+
+
+async def _record(request_id: str, doors: Sequence[router_pb2.MeshWatcher], door: DoorAccess) -> Json:
+    """What the first gateway says that knows the request. Raises PenstockError."""
+    query, fault = gateway_pb2.PastRequestQuery(id=request_id), PenstockError("no gateway was asked")
+    for one in doors:
+        try:
+            async with door.gateway_at(one) as stub:
+                said = await stub.PastRequest(query, timeout=CALL_S, metadata=door.metadata())
+            record: Json = json.loads(said.json)
+            return record
+        except (NotFound, Unavailable) as error:
+            if not isinstance(fault, NotFound):
+                fault = error
+    raise fault
+
+
+async def _plans(routers: Sequence[str], record: Json) -> Json:
+    """What the routers weighed, by the names of the request's plans."""
+    attempts = [attempt for choice in record.get("choices", ()) for attempt in choice["attempts"]]
+    names = [attempt["plan"] for attempt in attempts if attempt["plan"]][:_MOST_PLANS]
+    if not names:
+        return {}
+
+    async def ask(stub: router_pb2_grpc.RouterAsyncStub) -> router_pb2.PlansResponse:
+        return await stub.Plans(router_pb2.PlansRequest(plans=names), timeout=CALL_S)
+
+    answers = await of_all(routers, ask)
+    return {
+        plan.plan: MessageToDict(plan, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+        for answer in answers
+        for plan in answer.plans
+    }

@@ -1,0 +1,110 @@
+"""What `penstock ctl doctor` learns by asking one service."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Sequence
+
+import grpc
+
+from penstock.cli.asking import DoorAccess, members, role_of
+from penstock.cli.checks import CheckedService
+from penstock.errors import Forbidden, InvalidRequest, PenstockError, Unauthenticated
+from penstock.rpc.errors import from_rpc
+from penstock.runtime.config import HostPort
+from penstock.v1 import checkup_pb2, checkup_pb2_grpc, router_pb2, router_pb2_grpc
+
+_CALL_S = 5.0
+
+
+async def visited_router(address: str) -> CheckedService:
+    """A router and what it knows."""
+    visit = CheckedService(f"router {address}")
+    if await _resolved(visit, address):
+        async with grpc.aio.insecure_channel(address) as channel:
+            right = "start it, or correct --router; a router listens at its --address, by default on this host alone"
+            if await _examined(visit, channel, right):
+                try:
+                    visit.found = await members(router_pb2_grpc.RouterStub(channel))
+                except grpc.aio.AioRpcError as failed:
+                    visit.note("members", False, from_rpc(failed).message, "is that the address of a router?")
+    return visit
+
+
+async def visited_member(member: router_pb2.JoinedMember, kind: str = "") -> CheckedService:
+    """A worker or a store that has joined, or another service."""
+    visit = CheckedService(f"{kind or role_of(member)} {member.address}")
+    if member.silent:
+        right = "look into its log; `penstock up` and Kubernetes start one again whose step does not end"
+        visit.note("silent", False, "the router has heard nothing of it, or its step does not end", right)
+    if await _resolved(visit, member.address):
+        async with grpc.aio.insecure_channel(member.address) as channel:
+            right = "open its port to the other hosts, or have it say another address with --advertise"
+            await _examined(visit, channel, right)
+    return visit
+
+
+async def visited_gateway(gateway: router_pb2.MeshWatcher, door: DoorAccess) -> CheckedService:
+    """A gateway, and whether it accepts the operator's key."""
+    visit = CheckedService(f"gateway {gateway.address}")
+    if not await _resolved(visit, gateway.address):
+        return visit
+    try:
+        metadata = door.metadata()
+        async with door.channel(gateway) as channel:
+            right = "open its gRPC port to this host; where it speaks TLS, name who signed its certificate with --ca"
+            if await _examined(visit, channel, right, metadata):
+                visit.note("credentials", True, "the key is accepted" if metadata else "it asks for no key")
+    except InvalidRequest as error:
+        visit.note("credentials", False, error.message, "name a file that can be read")
+    return visit
+
+
+async def _resolved(visit: CheckedService, address: str) -> bool:
+    """Whether the name of the address is known."""
+    host = HostPort(address).host
+    try:
+        await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        right = "correct the name, or have DNS or /etc/hosts know it on this host"
+        visit.note("address", False, f"{host} is not known: {error.strerror or error}", right)
+        return False
+    return True
+
+
+async def _examined(
+    visit: CheckedService, channel: grpc.aio.Channel, advice: str, metadata: Sequence[tuple[str, str]] = ()
+) -> bool:
+    """Asks a service what it finds where it runs; `advice` is for one that does not answer."""
+    began, wall = time.monotonic(), time.time()
+    try:
+        said = await checkup_pb2_grpc.CheckupStub(channel).Examine(
+            checkup_pb2.ExamineRequest(), timeout=_CALL_S, metadata=tuple(metadata)
+        )
+    except grpc.aio.AioRpcError as failed:
+        _failed(visit, failed, advice)
+        return False
+    took = time.monotonic() - began
+    visit.version, visit.way_s = said.version, took / 2
+    # It reads its clock when its answer leaves, so at most the way back lies behind.
+    visit.ahead_s = said.clock - (wall + took / 2)
+    visit.note("address", True, f"answers in {took * 1e3:.0f} ms")
+    for one in said.findings:
+        visit.note(one.check, one.ok, one.found, one.advice)
+    return True
+
+
+def _failed(visit: CheckedService, failed: grpc.aio.AioRpcError, advice: str) -> None:
+    error: PenstockError = from_rpc(failed)
+    if failed.code() is grpc.StatusCode.UNIMPLEMENTED:
+        right = "bring it to this version, or correct the address: it is none of the mesh's services, or an older one"
+        visit.note("address", False, "it answers, and knows no check-up", right)
+    elif isinstance(error, Unauthenticated | Forbidden):
+        right = (
+            "give an operator's key with --key-file or PENSTOCK_CTL_KEY; `penstock keys add NAME --operator` makes one"
+        )
+        visit.note("credentials", False, error.message, right)
+    else:
+        visit.note("address", False, f"does not answer: {error.message}", advice)
