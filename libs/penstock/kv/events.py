@@ -46,6 +46,7 @@ class Subscriber(Generic[Place]):
         """The snapshot's next."""
         self._wake = asyncio.Event()
         self._closed = False
+        self._stirred = False
         self.resynchronised = 0
 
     def note(self, key: bytes, tier: Place | None) -> None:
@@ -82,10 +83,16 @@ class Subscriber(Generic[Place]):
         return self.take()
 
     async def news(self) -> None:
-        """Returns when there is something to take, or at the end."""
-        while not (self._closed or self._restart or self._ahead is not None or self._pending):
+        """Returns when there is something to take, when it is stirred, or at the end."""
+        while not (self._stirred or self._closed or self._restart or self._ahead is not None or self._pending):
             self._wake.clear()
             await self._wake.wait()
+        self._stirred = False
+
+    def stir(self) -> None:
+        """Has `news` return, or return at once when it is called next, whether or not there is something to take."""
+        self._stirred = True
+        self._wake.set()
 
     def take(self) -> Change[Place] | None:
         """The next message; None when there is none now, or at the end."""

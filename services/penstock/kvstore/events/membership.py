@@ -39,8 +39,6 @@ class _Router:
     """Whether it wants to know what there is."""
     evicted: list[router_pb2.Evicted] = field(default_factory=list)
     """What it has not been told."""
-    told: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when there is something of that, or when it has welcomed the store."""
 
 
 class StoreMembership:
@@ -89,7 +87,7 @@ class StoreMembership:
                     if reply.HasField("welcome"):
                         connection.established = True
                         router.takes_loads = reply.welcome.takes_store_loads
-                        router.told.set()
+                        subscriber.stir()
                         self._log.info("joined", router=reply.welcome.router_id)
                     elif reply.HasField("stores"):
                         router.stores = tuple(reply.stores.addresses)
@@ -98,7 +96,7 @@ class StoreMembership:
                         self._hear(reply.session_hint)
                     elif reply.HasField("evict"):
                         router.evicted.append(await self._evict(reply.evict))
-                        router.told.set()
+                        subscriber.stir()
             finally:
                 call.cancel()
 
@@ -123,7 +121,6 @@ class StoreMembership:
                     yield router_pb2.JoinRequest(store=load)
             while router.evicted:
                 yield router_pb2.JoinRequest(evicted=router.evicted.pop(0))
-            router.told.clear()
             if (change := subscriber.take()) is not None:
                 yield router_pb2.JoinRequest(blocks=events_message(change))
             elif subscriber.closed:
@@ -131,4 +128,4 @@ class StoreMembership:
             else:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(left_s):
-                        await first_of(subscriber.news(), router.told.wait())
+                        await subscriber.news()
