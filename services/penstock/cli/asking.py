@@ -23,6 +23,7 @@ from penstock.v1 import gateway_pb2_grpc, router_pb2, router_pb2_grpc
 Routers = Annotated[Addresses, Parameter(name=("--router", "-r"))]
 AsJson = Annotated[bool, Parameter(name="--json")]
 CALL_S = 10.0
+_NO_ROUTER = "--router: must be the address of a router, for example 127.0.0.1:7401"
 _Answer = TypeVar("_Answer")
 Asking = Callable[["router_pb2_grpc.RouterAsyncStub"], Awaitable[_Answer]]
 """Asks one router."""
@@ -96,7 +97,7 @@ async def members(stub: router_pb2_grpc.RouterAsyncStub) -> router_pb2.MembersRe
 
 async def of_first(routers: Sequence[str], ask: Asking[_Answer]) -> _Answer:
     """The answer of the first router that can be reached. Raises PenstockError."""
-    error: PenstockError = Unavailable("--router: must be the address of a router, for example 127.0.0.1:7401")
+    error: PenstockError = Unavailable(_NO_ROUTER)
     async with open_channels() as channels:
         for router in routers:
             stub: Any = router_pb2_grpc.RouterStub(channels.to(router))
@@ -118,7 +119,7 @@ async def of_all(routers: Sequence[str], ask: Asking[_Answer]) -> list[_Answer]:
         except Unavailable as error:
             fault = error
     if not answers:
-        raise fault or Unavailable("--router: must be the address of a router, for example 127.0.0.1:7401")
+        raise fault or Unavailable(_NO_ROUTER)
     return answers
 
 
