@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, TypeVar, cast
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
 from urllib.parse import unquote
 
 from penstock.runtime.config import ConfigError, HostPort
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
 REDIS_GROUP_SCHEMES = ("redis+cluster://", "rediss+cluster://", "redis+sentinel://")
 """Of several servers, for settings whose keys may lie on any of them."""
+_RETRY_S = (0.1, 2.0)
+"""First and longest pause after a failure."""
 _PATIENCE_S = 2.0
 """Seconds in which Redis has to take a connection, and to give each answer."""
 
@@ -100,6 +103,35 @@ def without_password(url: str) -> str:
     if "@" in options:  # then nobody knows where the password ends
         return address.partition("://")[0] + "://***"
     return re.sub("://.*@", "://***@", address)
+
+
+async def in_step(
+    round: Callable[[], Awaitable[None]],
+    failed: Callable[[OSError], None],
+    stirred: asyncio.Event,
+    *,
+    pause_s: float,
+    idle_s: float,
+) -> NoReturn:
+    """Exchanges something with a Redis, behind what the process does: makes a `round` whenever there is something to
+    tell, which `stirred` says and a round clears; not more often than every `pause_s` seconds, and every `idle_s` in
+    any case. An OSError of a round goes to `failed`; the next round comes after a pause that doubles with each failure
+    in a row. Never returns; cancel it."""
+    first, longest = _RETRY_S
+    pause = first
+    while True:
+        try:
+            await round()
+        except OSError as error:  # a TimeoutError is one
+            failed(error)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, longest)
+            continue
+        pause = first
+        await asyncio.sleep(pause_s)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(idle_s):
+                await stirred.wait()
 
 
 async def redis_found(setting: str, url: str) -> Finding:

@@ -159,6 +159,27 @@ async def test_without_redis_each_goes_on_and_tells_it_later(book, server, tmp_p
         assert [two.admits() for _ in range(4)] == [True] * 3 + [False]
 
 
+async def test_what_was_told_counts_once_though_the_answer_was_lost(book):
+    one, two = OneGateway(book, tokens_per_minute=600), OneGateway(book, tokens_per_minute=600)
+    assert one.admits() and two.admits()
+    await one.told()
+    one.limiter.spend("t", 60_000)
+    heard = one.limiter.hear
+    one.limiter.hear = lost  # type: ignore[method-assign]
+    with pytest.raises(ConnectionError):
+        await one.told()
+    one.limiter.hear = heard  # type: ignore[method-assign]
+    await one.told()
+    await two.told()
+    with pytest.raises(RateLimited) as refused, two.limiter.one("t"):
+        pass
+    assert 59_000 / 10 < refused.value.retry_after < 60_000 / 10
+
+
+def lost(*answer: object) -> None:
+    raise ConnectionError
+
+
 async def test_requests_elsewhere_are_forgotten_when_nobody_can_be_heard(book):
     one, two = OneGateway(book, concurrency=1), OneGateway(book, concurrency=1)
     with one.limiter.one("t"):

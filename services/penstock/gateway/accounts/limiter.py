@@ -15,8 +15,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
@@ -25,8 +25,6 @@ from penstock.gateway.accounts.terms import Limits, Terms
 
 _MINUTE_S = 60.0
 _DAY_S = 86_400
-_REFUSED_S = 1.0
-"""A client that has too many requests at one time is told to wait so long."""
 
 
 @dataclass(slots=True)
@@ -56,16 +54,18 @@ class _Tenant:
     elsewhere: int = 0
     """Requests that run at other gateways, as far as they have said so."""
     buckets: dict[str, Bucket] = field(default_factory=dict)
-    untold: dict[str, float] = field(default_factory=dict)
-    """What was taken out of each bucket since others were told."""
+    taken: Counter[str] = field(default_factory=Counter)
+    """What was ever taken out of each bucket here."""
+    told: Mapping[str, float] = field(default_factory=dict)
+    """As much of that as others surely know of."""
     seen_at: float = 0.0
     """When it last wanted something."""
 
-    def take(self, kind: str, amount: float) -> None:
+    def take(self, kind: str, amount: int) -> None:
         """Takes from a bucket, if there is one."""
         if (bucket := self.buckets.get(kind)) is not None:
             bucket.level -= amount
-            self.untold[kind] = self.untold.get(kind, 0.0) + amount
+            self.taken[kind] += amount
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +73,9 @@ class TenantUse:
     """What a gateway tells the others of one tenant."""
 
     live: int
-    buckets: Mapping[str, tuple[int, float, float]]
-    """By kind: per minute, the level as this gateway knows it, and what it took since it last told."""
+    buckets: Mapping[str, tuple[int, float, float, float]]
+    """By kind: per minute, the level as this gateway knows it, what it has ever taken, and what others surely know of
+    that."""
 
 
 class Limiter:
@@ -151,30 +152,27 @@ class Limiter:
         ]
 
     def tell(self, name: str) -> TenantUse:
-        """What others have to know of it; from now on it counts as told."""
-        tenant = self._tenants[name]
-        untold, tenant.untold = tenant.untold, {}
-        now = self._clock()
+        """What others have to know of it."""
+        tenant, now = self._tenants[name], self._clock()
         buckets = {}
         for kind, bucket in tenant.buckets.items():
             bucket.fill(now)
-            buckets[kind] = (bucket.per_minute, bucket.level, untold.get(kind, 0.0))
+            buckets[kind] = (bucket.per_minute, bucket.level, tenant.taken[kind], tenant.told.get(kind, 0))
         return TenantUse(live=tenant.live, buckets=buckets)
 
-    def untell(self, name: str, use: TenantUse) -> None:
-        """What was given to tell may not have been told."""
-        tenant = self._tenants[name]
-        for kind, (_, _, taken) in use.buckets.items():
-            tenant.untold[kind] = tenant.untold.get(kind, 0.0) + taken
-        self._note(name, tenant)
+    def note(self, names: Iterable[str]) -> None:
+        """What was given to tell of these may not have been told."""
+        for name in names:
+            self._note(name, self._tenants[name])
 
-    def hear(self, name: str, elsewhere: int, levels: Mapping[str, float]) -> None:
-        """How many requests run at others, and what all have left in each bucket, with what was told by `tell`."""
+    def hear(self, name: str, use: TenantUse, elsewhere: int, levels: Mapping[str, float]) -> None:
+        """The answer to `use`: how many requests run at others, and what all have left in each bucket."""
         tenant, now = self._tenants[name], self._clock()
         tenant.elsewhere = elsewhere
+        tenant.told = {kind: taken for kind, (_, _, taken, _) in use.buckets.items()}
         for kind, level in levels.items():
             bucket = tenant.buckets[kind]
-            bucket.level, bucket.at = level - tenant.untold.get(kind, 0.0), now
+            bucket.level, bucket.at = level - (tenant.taken[kind] - tenant.told[kind]), now
 
     def alone(self) -> None:
         """Nobody else can be heard: what runs elsewhere counts no more."""
@@ -210,7 +208,7 @@ class Limiter:
             raise RateLimited(
                 f"{limits.concurrency} requests of this account run already, its limit; wait for one to end",
                 code="rate_limit_exceeded",
-                retry_after=_REFUSED_S,
+                retry_after=1,
             )
         for kind, bucket in tenant.buckets.items():
             # Tokens are known afterwards: whoever is not in debt may begin.

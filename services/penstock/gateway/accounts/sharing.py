@@ -8,12 +8,11 @@ Without Redis each gateway goes on by itself, and tells later what it has taken.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import structlog
@@ -21,7 +20,7 @@ import structlog
 from penstock.gateway.accounts.books import RedisBook, SqliteBook
 from penstock.gateway.accounts.ledger import UsageLedger
 from penstock.gateway.accounts.limiter import Limiter, TenantUse
-from penstock.runtime.redis_client import asked
+from penstock.runtime.redis_client import asked, in_step
 from penstock.runtime.tasks import Failed, beside
 
 if TYPE_CHECKING:
@@ -35,7 +34,6 @@ _RECENT_S = 120.0
 """For so long after a request others are heard about its tenant: twice the time in which a bucket is full."""
 _LEASE_S = 5.0
 """What a gateway said about requests that run counts for so long."""
-_RETRY_S = (0.1, 2.0)
 _BATCH = 256
 """Tenants in one round trip."""
 _LONGEST_S = 86_400
@@ -46,12 +44,15 @@ if kind ~= 'hash' and kind ~= 'none' then redis.call('DEL', KEYS[1]) end
 local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local kept, answer = {_RECENT_S * 1000:.0f}, {{0}}
-for at = 3, #ARGV, 4 do
+for at = 3, #ARGV, 5 do
   local rate, own, taken = tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3])
-  local found = redis.call('HMGET', KEYS[1], ARGV[at], ARGV[at] .. ':at')
+  local mine = 'taken:' .. ARGV[1] .. ':' .. ARGV[at]
+  local found = redis.call('HMGET', KEYS[1], ARGV[at], ARGV[at] .. ':at', mine)
   local level, since = tonumber(found[1] or ''), tonumber(found[2] or '')
+  local told = tonumber(found[3] or '') or tonumber(ARGV[at + 4])
+  redis.call('HSET', KEYS[1], mine, ARGV[at + 3])
   if level and since then
-    level = math.min(rate, level + math.max(0, now - since) * rate / 60000) - taken
+    level = math.min(rate, level + math.max(0, now - since) * rate / 60000) - (taken - told)
   else
     level = own
   end
@@ -67,7 +68,8 @@ for at = 1, #all, 2 do
     if count and now - said < {_LEASE_S * 1000:.0f} then
       answer[1] = answer[1] + count
     else
-      redis.call('HDEL', KEYS[1], all[at])
+      local name = string.sub(all[at], 6)
+      redis.call('HDEL', KEYS[1], all[at], 'taken:' .. name .. ':requests', 'taken:' .. name .. ':tokens')
     end
   end
 end
@@ -75,8 +77,9 @@ redis.call('PEXPIRE', KEYS[1], math.floor(math.min(kept, {_LONGEST_S * 1000})))
 return answer
 """
 """KEYS a tenant's hash; ARGV the gateway's name, how many requests run there, and for each bucket its kind, what it
-gets per minute, its level as the gateway knows it, and what was taken out of it since the gateway last told. Gives how
-many requests run elsewhere, and the level of each bucket. What is no hash there is not ours, and is begun anew."""
+gets per minute, its level as the gateway knows it, and what the gateway has ever taken out of it, now and when it last
+had an answer: so nothing is taken twice when an answer gets lost. Gives how many requests run elsewhere, and the level
+of each bucket. What is no hash there is not ours, and is begun anew."""
 
 
 class SharedLimits:
@@ -96,21 +99,7 @@ class SharedLimits:
 
     async def keep(self) -> None:
         """Never returns; cancel it."""
-        first, longest = _RETRY_S
-        pause = first
-        while True:
-            try:
-                await self.round()
-            except OSError as error:  # a TimeoutError is one
-                self._fail(error)
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, longest)
-                continue
-            pause = first
-            await asyncio.sleep(_PAUSE_S)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_IDLE_S):
-                    await self._limiter.stirred.wait()
+        await in_step(self.round, self._fail, self._limiter.stirred, pause_s=_PAUSE_S, idle_s=_IDLE_S)
 
     async def round(self) -> None:
         """Tells what has changed, and hears of everybody who was here lately once a second. Raises OSError."""
@@ -133,18 +122,17 @@ class SharedLimits:
         uses = {name: self._limiter.tell(name) for name in names}
         if self._redis is None:
             return
+        pipe = self._redis.pipeline(transaction=False)
+        for name, use in uses.items():
+            pipe.eval(_EXCHANGE, 1, _key(name), self._name, use.live, *_buckets(use))
         try:
-            pipe = self._redis.pipeline(transaction=False)
-            for name, use in uses.items():
-                pipe.eval(_EXCHANGE, 1, _key(name), self._name, use.live, *_buckets(use))
             answers = await asked(pipe.execute()) if uses else []
-        except BaseException:
-            for name, use in uses.items():
-                self._limiter.untell(name, use)
+        except OSError:
+            self._limiter.note(names)
             raise
         for (name, use), answer in zip(uses.items(), answers, strict=True):
             elsewhere, *levels = answer
-            self._limiter.hear(name, int(elsewhere), dict(zip(use.buckets, map(float, levels), strict=True)))
+            self._limiter.hear(name, use, int(elsewhere), dict(zip(use.buckets, map(float, levels), strict=True)))
 
     def _fail(self, error: OSError) -> None:
         if time.monotonic() - self._heard_at > _LEASE_S:
@@ -155,7 +143,7 @@ class SharedLimits:
 
 
 def _buckets(use: TenantUse) -> list[str | float]:
-    return [part for kind, (rate, level, taken) in use.buckets.items() for part in (kind, rate, level, taken)]
+    return [part for kind, values in use.buckets.items() for part in (kind, *values)]
 
 
 def _key(tenant: str) -> str:

@@ -32,7 +32,7 @@ from penstock.router.shared.records import (
 )
 from penstock.router.shared.scripts import NOTE, OWNERS, PUT, ROOT, TAKE, WRITE, owner_keys, recent_key
 from penstock.runtime.metrics import RouterMetrics
-from penstock.runtime.redis_client import asked
+from penstock.runtime.redis_client import asked, in_step
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -45,8 +45,6 @@ _LIST_S = 1.0
 """Between two looks at who there is."""
 _LOAD_S = 2.0
 """Least between two readings of all records."""
-_RETRY_S = (0.1, 2.0)
-"""First and longest pause after a failure."""
 _PATIENCE_S = 5.0
 """For one round trip, however many commands it has."""
 _BATCH = 256
@@ -121,21 +119,8 @@ class RedisState:
 
     async def keep(self) -> None:
         """Never returns; cancel it, then call `leave`."""
-        first, longest = _RETRY_S
-        pause = first
-        while True:
-            try:
-                await self._round()
-            except OSError as error:  # a TimeoutError is one
-                self._fail(error)
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, longest)
-                continue
-            pause = first
-            await asyncio.sleep(_PAUSE_S)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_IDLE_S):
-                    await self._commons.stirred.wait()
+        stirred = self._commons.stirred
+        await in_step(self._round, self._fail, stirred, pause_s=_PAUSE_S, idle_s=_IDLE_S)
 
     async def leave(self) -> None:
         """Gives the lease back, so that nobody waits for its end; tries once, and not for long."""
