@@ -14,6 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.engine.bans import WordBans
+from penstock.engine.errors import NotFinite
+from penstock.engine.kernels.cpu.build import library
+from penstock.engine.kernels.cpu.draws import NativeDraws
 from penstock.engine.request import SamplingParams
 from penstock.engine.sampling import noise, reference
 from penstock.engine.sampling.choice import Choice, SamplerState
@@ -25,6 +28,9 @@ TEXTS = [*(text.encode() for text in ("a", "b", "ab", " a", "c", " ", "bc", "(c)
 VOCABULARY = Vocabulary(TEXTS)
 CPU = torch.device("cpu")
 SAMPLER = Sampler(VOCAB, CPU)
+NATIVE = NativeDraws(library())
+BOTH = pytest.mark.parametrize("draws", [None, NATIVE], ids=["torch", "compiled"])
+"""What draws."""
 
 
 def choice_of(params, prompt, output, stops=frozenset(), drafts=0, state=None, legal=None):
@@ -81,9 +87,10 @@ def acceptable(logits, params, prompt, output, stops, legal=None):
     return found
 
 
+@BOTH
 @settings(max_examples=200)
-@given(st.lists(rows, min_size=1, max_size=5), st.integers(0, 10**6), st.integers(0, 4))
-def test_equals_the_plain_sampler(batch, seed, drafts):
+@given(batch=st.lists(rows, min_size=1, max_size=5), seed=st.integers(0, 10**6), drafts=st.integers(0, 4))
+def test_equals_the_plain_sampler(draws, batch, seed, drafts):
     """Seeds below 1,000 give logits with many ties."""
     rows = torch.randn(len(batch), VOCAB, generator=torch.Generator().manual_seed(seed)) * 3
     rows = rows.round() if seed < 1000 else rows
@@ -92,7 +99,7 @@ def test_equals_the_plain_sampler(batch, seed, drafts):
         choice_of(params, prompt, output, stops, min(drafts, len(output)), legal=legal)
         for params, prompt, output, stops, legal in batch
     ]
-    chosen = SAMPLER.sample(rows, choices)
+    chosen = Sampler(VOCAB, CPU, draws).sample(rows, choices)
     assert torch.equal(rows, before)
     for row, (params, prompt, output, stops, legal), found in zip(rows.tolist(), batch, chosen, strict=True):
         assert found.token in acceptable(row, params, prompt, output, stops, legal)
@@ -156,27 +163,66 @@ def test_logprobs_of_one_row_do_not_depend_on_what_others_want():
     assert together[1].logprob is None and together[3].logprob is not None
 
 
-def test_a_row_does_not_depend_on_its_batch():
+@BOTH
+def test_a_row_does_not_depend_on_its_batch(draws):
+    sampler = Sampler(VOCAB, CPU, draws)
     generator = torch.Generator().manual_seed(3)
     logits = torch.randn(40, VOCAB, generator=generator)
     choices = [
         choice_of(SamplingParams(9, seed=at, temperature=0.9, top_k=at % 7, top_p=1 - at / 80), [1], [2] * at)
         for at in range(40)
     ]
-    together = [one.token for one in SAMPLER.sample(logits, choices)]
-    alone = [SAMPLER.sample(logits[at : at + 1], [choices[at]])[0].token for at in range(40)]
+    together = [one.token for one in sampler.sample(logits, choices)]
+    alone = [sampler.sample(logits[at : at + 1], [choices[at]])[0].token for at in range(40)]
     assert together == alone
 
 
-def test_a_flat_distribution_needs_a_wider_nucleus():
+@BOTH
+def test_a_flat_distribution_needs_a_wider_nucleus(draws):
     """Beyond the tokens looked at first; and rows of both kinds in one batch."""
-    sampler = Sampler(1000, CPU)
+    sampler = Sampler(1000, CPU, draws)
     logits = torch.randn(3, 1000, generator=torch.Generator().manual_seed(6)) * torch.tensor([[0.1], [9.0], [0.1]])
     for top_p in (0.2, 0.5, 0.9, 0.999):
         params = [SamplingParams(9, seed=at, top_p=top_p, top_k=400 * (at == 2)) for at in range(3)]
         found = sampler.sample(logits, [choice_of(one, [1], []) for one in params])
         for row, one, chosen in zip(logits.tolist(), params, found, strict=True):
             assert chosen.token in acceptable(row, one, [1], [], frozenset())
+
+
+@pytest.mark.parametrize("vocab", [1, 17, 4096, 5003])
+@pytest.mark.parametrize("spread", [0.0, 1.0, 40.0])
+def test_the_compiled_draws_are_those_of_torch(vocab, spread):
+    """Of many places, with every cut and without; also of equal logits, where the noise alone decides."""
+    rows = 240
+    logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(vocab)) * spread
+    logits[::5, ::3] = -math.inf
+    logits[:, -1] = 0.0
+    params = [
+        SamplingParams(
+            9,
+            seed=at,
+            temperature=(0.2, 1.0, 3.0)[at % 3],
+            top_k=(0, 0, 7, 1000)[at % 4],
+            top_p=(1.0, 0.9, 1.0, 0.3, 1.0)[at % 5],
+            min_p=(0.0, 0.0, 0.05)[at // 2 % 3],
+        )
+        for at in range(rows)
+    ]
+    choices = [choice_of(one, [1], []) for one in params]
+    one, other = (Sampler(vocab, CPU, draws).sample(logits, choices) for draws in (NATIVE, None))
+    assert one == other
+
+
+@BOTH
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("fields", [{}, {"top_p": 0.9}, {"frequency_penalty": 1.0}], ids=str)
+def test_logits_that_are_not_finite_are_refused(draws, wrong, fields):
+    logits = torch.zeros(2, VOCAB)
+    logits[1, :] = wrong
+    if wrong > -math.inf or math.isnan(wrong):
+        logits[1, 1:] = 0.0
+    with pytest.raises(NotFinite):
+        Sampler(VOCAB, CPU, draws).sample(logits, [choice_of(SamplingParams(9, **fields), [1], [])] * 2)
 
 
 # Noise

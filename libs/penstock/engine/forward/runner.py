@@ -17,6 +17,7 @@ from penstock.engine.forward.accepting import accepted
 from penstock.engine.forward.masking import Masking
 from penstock.engine.kernels.cpu.build import NotBuilt
 from penstock.engine.kernels.cpu.decoder import CompiledDecoder
+from penstock.engine.kernels.cpu.draws import native_draws
 from penstock.engine.kernels.cpu.forms import quicker_form
 from penstock.engine.kernels.cpu.machine import Machine
 from penstock.engine.kernels.cpu.matrix import PackedMatrix
@@ -117,7 +118,8 @@ class Runner:
         place = self.memory.data.device
         self._compute, self._place = compute, place
         self.decoder = Decoder(model, weights, config.context(model.max_positions), compute)
-        self.sampler = Sampler(model.vocab_size, place)
+        draws = native_draws() if config.kernels and place.type == "cpu" else None
+        self.sampler = Sampler(model.vocab_size, place, draws)
         self._builder = BatchBuilder(self.memory, place, model.windows, compute)
 
     @property

@@ -96,6 +96,11 @@ class Choice:
         """Whether the logits reach the temperature unchanged: without penalty, bias, ban or grammar."""
         return not (self.penalised or self.params.logit_bias or self.banned or self.guide)
 
+    @property
+    def merely_drawn(self) -> bool:
+        """Whether the token is drawn from the logits as they are, and nothing else is wanted."""
+        return not self.greedy and self.params.logprobs is None and self.bare
+
 
 class Chosen(msgspec.Struct, frozen=True, gc=False):
     """A sampled token."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -31,12 +32,21 @@ _AT_ONCE = 1 << 17
 """Logits that get noise at once on a CPU."""
 
 
+class Draws(Protocol):
+    """Draws a token for each row of shaped `logits` (float32 [rows, vocab], contiguous, not changed); -1 where the
+    largest one is not finite."""
+
+    def __call__(self, logits: Tensor, choices: Sequence[Choice]) -> list[int]: ...
+
+
 class Sampler:
     """Chooses tokens for one model. Its only memory between calls is `Choice.state`."""
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, vocab_size: int, device: torch.device, draws: Draws | None = None) -> None:
+        """`draws`: draws in place of torch, on a CPU."""
         self._vocab_size = vocab_size
         self._device = device
+        self._draws = draws
         self._steps = noise.steps(vocab_size, device)
 
     def sample(self, logits: Tensor, choices: Sequence[Choice]) -> list[Chosen]:
@@ -49,6 +59,11 @@ class Sampler:
             tokens, peaks = on_host(*_best(logits))
             _check_finite(peaks.tolist())
             return [Chosen(token) for token in tokens.tolist()]
+        if self._draws is not None and all(choice.merely_drawn for choice in choices):
+            drawn = self._draws(logits, choices)
+            if -1 in drawn:
+                raise NotFinite
+            return [Chosen(token) for token in drawn]
         chosen = self._sample(logits, choices, _NUCLEUS)
         if chosen is None:
             chosen = self._sample(logits, choices, self._vocab_size)
@@ -155,6 +170,10 @@ class Sampler:
     def _draw(self, logits: Tensor, choices: Sequence[Choice], nucleus: int) -> tuple[Tensor, Tensor | None]:
         """(sampled ids [rows], rows whose nucleus is wider than `nucleus` or None) from shaped logits [rows, vocab],
         which it overwrites."""
+        if self._draws is not None:
+            return torch.tensor(self._draws(logits, choices)).clamp_(
+                min=0
+            ), None  # the caller looks for what is not finite
         temperatures = self._tensor([choice.params.temperature for choice in choices], torch.float32)
         scaled = logits.div_(temperatures.unsqueeze(1))
         streams = self._tensor([noise.stream(choice.params.seed, choice.position) for choice in choices], torch.int64)

@@ -163,6 +163,7 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "pack": (None, BYTES, c_int64, c_int32, c_int32, c_int32, ROOM, FLOAT_ROOM, BYTES),
     "checksum": (None, BYTES, c_int64, c_int64, pointer("uint64_t")),
     "read": (c_double, BYTES, c_int64, c_int32, c_int32, pointer("uint64_t")),
+    "draw": (None, FLOATS, c_int32, c_int32, FLOATS, INTS, pointer("const uint64_t"), pointer("int32_t")),
     "corpus_open": (_CORPUS, c_int64),
     "corpus_close": (None, _CORPUS),
     "corpus_append": (None, _CORPUS, INTS, c_int64),
