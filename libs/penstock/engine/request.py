@@ -56,6 +56,8 @@ class SamplingParams:
     """llguidance's JSON form: the output is a text of this grammar, or the beginning of one where `max_tokens` cuts it.
     Empty: any text. When the text is complete only an end token is possible, whatever `min_tokens` and `ignore_eos`
     say; where it may end or go on, they hold."""
+    drafts: bool = True
+    """False: no tokens are drafted for it, and none are guessed from its text."""
 
 
 @dataclass(frozen=True, slots=True)

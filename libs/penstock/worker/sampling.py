@@ -26,6 +26,7 @@ def sampling_from_message(message: common_pb2.Sampling, max_tokens: int | None =
         stop_token_ids=frozenset(message.stop_token_ids),
         ignore_eos=message.ignore_eos,
         grammar=message.grammar,
+        drafts=not message.no_drafts,
         banned_token_ids=frozenset(message.banned_token_ids),
         bad_words=tuple(message.bad_words),
     )
@@ -50,6 +51,7 @@ def sampling_to_message(params: SamplingParams) -> common_pb2.Sampling:
         stop_token_ids=params.stop_token_ids,
         ignore_eos=params.ignore_eos,
         grammar=params.grammar,
+        no_drafts=not params.drafts,
         banned_token_ids=params.banned_token_ids,
         bad_words=params.bad_words,
     )

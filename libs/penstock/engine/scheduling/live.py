@@ -92,6 +92,8 @@ class Live:
     @property
     def draftable(self) -> int:
         """Most drafts that its next step can use: its last token is sampled, not drafted."""
+        if not self.request.sampling.drafts:
+            return 0
         return max(0, self.request.sampling.max_tokens - self.generated - 1)
 
     @property

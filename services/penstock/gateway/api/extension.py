@@ -68,6 +68,7 @@ class Extension(msgspec.Struct, forbid_unknown_fields=True):
     session: SessionBody | None = None
     priority: Annotated[int | None, honoured("beside others of the account; lower is earlier")] = None
     slo: Annotated[SloBody | None, honoured("refused at once when predicted to take longer")] = None
+    drafts: Annotated[bool | None, honoured("false: decoded token by token, the same tokens")] = None
 
     def urgency(self, priority: int | None = None) -> Urgency:
         """When the answer is wanted; `priority` is another field with that meaning. Raises InvalidRequest."""

@@ -159,6 +159,7 @@ def _sampling(request: Asked, most: str) -> Sampling:
         logprobs=request.top_logprobs if request.logprobs else None,
         stop_token_ids=tuple(request.stop_token_ids),
         ignore_eos=request.ignore_eos,
+        drafts=not request.no_drafts,
         bad_words=tuple(request.bad_words),
         **given,
     )

@@ -167,6 +167,7 @@ def sampling_message(sampling: Sampling, max_tokens: int, seed: int) -> common_p
         stop_token_ids=sampling.stop_token_ids,
         ignore_eos=sampling.ignore_eos,
         grammar=sampling.grammar,
+        no_drafts=not sampling.drafts,
         banned_token_ids=sampling.banned_token_ids,
         bad_words=[word.lstrip() for word in sampling.bad_words],  # who thinks in tokens writes a space first
     )

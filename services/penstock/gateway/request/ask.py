@@ -40,6 +40,8 @@ class Sampling:
     """Texts that an answer does not have as words of their own, unless a grammar allows nothing else."""
     grammar: str = ""
     """llguidance's JSON form: the answer is a text of this grammar. Empty: any text."""
+    drafts: bool = True
+    """False: it is decoded token by token."""
 
     def check(self, max_tokens_field: str = "max_tokens") -> None:
         """Raises InvalidRequest naming the field that is out of bounds."""

@@ -46,6 +46,7 @@ def messages_ask(raw: bytes, ignored: list[str] | None = None) -> Ask:
             temperature=1.0 if body.temperature is None else body.temperature,
             top_p=1.0 if body.top_p is None else body.top_p,
             top_k=body.top_k or 0,
+            drafts=extension.drafts is not False,
         ),
         stops=tuple(body.stop_sequences or ()),
         stream=bool(body.stream),

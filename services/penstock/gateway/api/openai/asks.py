@@ -82,6 +82,7 @@ def _ask(
     max_tokens: int | None,
     max_tokens_field: str = "max_tokens",
 ) -> Ask:
+    extension = body.penstock or Extension()
     sampling = Sampling(
         max_tokens=max_tokens,
         min_tokens=_or(body.min_tokens, 0),
@@ -98,11 +99,11 @@ def _ask(
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),
         bad_words=tuple(body.bad_words or ()),
+        drafts=extension.drafts is not False,
     )
     stops = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options: requires stream to be true", field="stream_options")
-    extension = body.penstock or Extension()
     ask = Ask(
         model=body.model,
         prompts=prompts,

@@ -100,6 +100,7 @@ def response_ask(order: ResponseOrder, earlier: Sequence[InputItem], items: Sequ
             temperature=1.0 if body.temperature is None else body.temperature,
             top_p=1.0 if body.top_p is None else body.top_p,
             logprobs=_logprobs(order),
+            drafts=extension.drafts is not False,
         ),
         stream=bool(body.stream),
         cache_key=body.prompt_cache_key,
