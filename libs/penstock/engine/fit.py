@@ -38,17 +38,20 @@ class LinearFit:
         not told apart."""
         return max(0.0, _product(self._weights, self._scaled(quantities)))
 
-    def add(self, seconds: float, quantities: Sequence[float]) -> None:
-        """A step took `seconds`. The first guess is that the first quantity accounts for all of it."""
+    def add(self, seconds: float, quantities: Sequence[float], steps: int = 1) -> None:
+        """A step took `seconds`, or so many `steps` did on average. The first guess is that the first quantity accounts
+        for all of it."""
         x = self._scaled(quantities)
         if not self._any:
             self._any = True
             self._weights[0] = seconds / x[0]
         error = seconds - _product(self._weights, x)
+        memory = _MEMORY**steps
+        told = [steps * value for value in x]
         for number, (row, value) in enumerate(zip(self._told, x, strict=True)):
-            row[:] = [_MEMORY * told + value * other for told, other in zip(row, x, strict=True)]
-            row[number] += (1 - _MEMORY) / _DOUBT
-        gains = _solved(self._told, x)
+            row[:] = [memory * before + value * other for before, other in zip(row, told, strict=True)]
+            row[number] += (1 - memory) / _DOUBT
+        gains = _solved(self._told, told)
         self._weights = [weight + error * gain for weight, gain in zip(self._weights, gains, strict=True)]
 
     def _scaled(self, quantities: Sequence[float]) -> list[float]:

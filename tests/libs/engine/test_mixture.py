@@ -178,7 +178,7 @@ def test_a_step_waits_for_those_alone_that_are_worth_it():
         ]
         sequences = [ahead.begin(live) for live in lives]
         beside = StepBeside(2, StepSeconds(0.01, 0.0, 0.0001), (0.0, 0.0))
-        ahead.tell(sequences, (4, 4), beside, False)
+        ahead.tell(sequences, (4, 4), beside)
         assert ahead.asked == 2
         return await ahead.wait(sequences, beside, lambda: None), counters.draft_failures
 

@@ -25,6 +25,9 @@ _TRIAL_EVERY, _LONGEST_TRIAL_EVERY, _TRIAL = 128, 512, 4
 """After how many steps it is asked for sequences, too, for which it seems not worth it, and for how many beside those
 in which an answer comes. The first doubles while it is worth it for none."""
 _LONGEST_TRIAL = 32
+_BETWEEN_TRIALS = 96
+"""Steps between two trials that bring nothing, at least, for each step of one, where that is twice as long beside a
+drafter that works; fewer where it is less. A drafter may go on after the trial, which no step is known by."""
 _TRIAL_DEPTH = 4
 _CHECK_EVERY, _LONGEST_CHECK_EVERY, _CHECK = 64, 1024, 3
 """After how many steps beside a drafter that works it rests for how many. The first doubles each time."""
@@ -104,6 +107,8 @@ class RunningAhead:
         self._trial_every = _TRIAL_EVERY
         self._untried = 0
         """Steps since a trial began."""
+        self._pause = 0
+        """Steps from one trial to the next, at least."""
         self._trial = 0
         """Steps of a trial to come."""
         self._unseen = 0
@@ -121,14 +126,14 @@ class RunningAhead:
         """Whether it may be asked: it has not cost more than it has saved."""
         return self._balance.open
 
-    def wakes(self, trial: bool) -> bool:
+    def wakes(self) -> bool:
         """Called once in each step: whether to look at what it is worth. While that was nothing, and it was asked for
         nothing, a look now and then is enough, and a step between costs nothing."""
         if self.asked:
             return True
         if not self.open:
             return False
-        if trial or self._worth_it or self._trial or self._begun:
+        if self._worth_it or self._trial or self._begun:
             return True
         self._unseen += 1
         return self._unseen >= _LOOK_EVERY
@@ -173,10 +178,10 @@ class RunningAhead:
         if self.asked:
             self._tell(sequences, [0] * len(sequences))
 
-    def tell(self, sequences: Sequence[Ahead], rooms: Sequence[int], beside: StepBeside, trial: bool) -> None:
+    def tell(self, sequences: Sequence[Ahead], rooms: Sequence[int], beside: StepBeside) -> None:
         """Says how far the sequences are, and how far it is to be ahead of them; `rooms` are the most drafts of each in
         a step. In a trial some are wanted of each, whatever they are worth."""
-        if beside.seconds.plain and not self._works(beside.seconds.plain):
+        if beside.seconds.plain and not self._works(sequences, beside.seconds.plain):
             self.rest(sequences)
             return
         depths = [
@@ -185,25 +190,25 @@ class RunningAhead:
         ]
         self._worth_it = any(depths)
         for ahead, room, depth in zip(sequences, rooms, depths, strict=True):
-            ahead.depth = depth or (min(_TRIAL_DEPTH, room) if trial or self._trial else 0)
+            ahead.depth = depth or (min(_TRIAL_DEPTH, room) if self._trial else 0)
             ahead.feature(ahead.depth > 0)
             if not ahead.ready:
                 ahead.depth = 0  # it can guess behind the next step
         self._tell(sequences, [self._wanted(ahead, beside.seconds) for ahead in sequences])
 
-    def _works(self, plain_s: float) -> bool:
+    def _works(self, sequences: Sequence[Ahead], plain_s: float) -> bool:
         """Whether it may be asked in this step."""
         unseen, self._unseen, self._begun = self._unseen, 0, False
         if not self.open:
             return False
         self._untried += 1 + min(unseen, _LOOK_EVERY)
         self._trial = max(0, self._trial - 1)
-        if self._worth_it:
-            self._trial_every = _TRIAL_EVERY
-        if self._untried >= self._trial_every:
+        if self._untried >= max(self._trial_every, self._pause):
             self._trial_every = min(2 * self._trial_every, _LONGEST_TRIAL_EVERY)
             answer = ceil(2 * self._drafter.delay_s / plain_s)
             self._untried, self._trial = 0, min(_TRIAL + answer, _LONGEST_TRIAL)
+            longer = self._costs.ahead(len(sequences)) / plain_s
+            self._pause = round(_BETWEEN_TRIALS * min(1.0, longer) * self._trial)
         if self.asked:
             self._steps += 1
             if self._steps >= self._check_every:
@@ -244,6 +249,8 @@ class RunningAhead:
     def brought(self, seconds: float) -> None:
         """Its drafts of a sequence have saved so many seconds."""
         self._balance.pay(-seconds)
+        if seconds > 0:
+            self._trial_every, self._pause = _TRIAL_EVERY, 0
 
     def stepped(self, seconds: float, step: StepSeconds, sequences: int, rows: int, others: int) -> None:
         """A step of so many sequences took `seconds` where `step` was expected. It verified `rows` of its drafts, and

@@ -31,7 +31,7 @@ _TRIAL_EVERY, _LONGEST_PAUSE = 64, 1024
 """Decoding steps without drafts after which some are verified, to learn what they cost now: at first, and at most. They
 double."""
 _TRIAL_DRAFTS, _TRIAL_STEPS = 4, 16
-"""How many, and for how many steps they are looked for: a drafter's come some steps later."""
+"""How many, and for how many steps they are looked for; a drafter's until it has a trial."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,9 @@ class _Choice:
     """Tokens that are hoped for without it, where it is the drafter's."""
 
 
+_NONE = _Choice()
+
+
 @dataclass(slots=True)
 class _Writer:
     """A sequence, and what is known of its proposers."""
@@ -53,10 +56,15 @@ class _Writer:
     live: Live
     ahead: Ahead | None
     headed: Headed | None
+    looked: Looked
     account: DraftAccount = field(default_factory=DraftAccount)
-    looked: Looked = field(default_factory=Looked)
-    choice: _Choice = _Choice()
+    choice: _Choice = _NONE
     """Of the last step."""
+
+    @property
+    def guessed(self) -> bool:
+        """Whether there is anything to choose from, without a drafter and a head."""
+        return bool(self.looked.guess.tokens) or self.live.guide is not None
 
 
 class Speculation:
@@ -99,6 +107,8 @@ class Speculation:
         """Seconds of the step for each token that is hoped for without the drafter."""
         self._rows = 0
         """Drafts of the drafter that the step verifies."""
+        self._taking_part = True
+        """Some sequence of the step takes part in drafts."""
 
     @property
     def asked(self) -> int:
@@ -112,17 +122,20 @@ class Speculation:
 
     def begin(self, live: Live) -> DraftAccount:
         """The account of a new sequence; ends with `forget`."""
-        ahead = None if self._ahead is None else self._ahead.begin(live)
-        headed = None if self._heading is None else self._heading.begin(live)
-        self._writers[live.ticket] = writer = _Writer(live, ahead, headed)
+        ahead = headed = None
+        if live.request.sampling.drafts:
+            ahead = None if self._ahead is None else self._ahead.begin(live)
+            headed = None if self._heading is None else self._heading.begin(live)
+        looked = Looked() if self._looking is None else self._looking.begin()
+        self._writers[live.ticket] = writer = _Writer(live, ahead, headed, looked)
         return writer.account
 
     def forget(self, live: Live) -> None:
         """Forgets a sequence that has ended, here and in the proposers."""
         writer = self._writers.pop(live.ticket, None)
-        if writer is not None and self._looking is not None:
+        if writer is not None and self._looking is not None and live.request.sampling.drafts:
             self._looking.forget(live, writer.looked)
-        if self._ahead is not None:
+        if writer is not None and writer.ahead is not None and self._ahead is not None:
             self._ahead.forget(live)
 
     def computed(self, step: Sequence[Live]) -> None:
@@ -143,12 +156,13 @@ class Speculation:
         if not decoding or not self._most:
             return {}
         count = len(decoding)
+        self._taking_part = any(live.request.sampling.drafts for live in decoding)
         writers = [self._writers[live.ticket] for live in decoding]
         self._step = step = FREE if self._always else self._costs.step(count, sum(live.length for live in decoding))
         self._rows = 0
         trial = self._plain_steps >= self._patience
         new = self._costs.steps(count) < _FIRST_STEPS
-        awake = self._ahead is not None and self._ahead.wakes(trial or self._always)
+        awake = self._ahead is not None and (self._always or self._ahead.wakes())
         if not self._always and (
             new or not (trial or step.pays(count, count * self._most)) or not self._may_propose(decoding, awake)
         ):
@@ -156,8 +170,12 @@ class Speculation:
             return {}
         self._look(writers, step)
         if awake:
-            await self._run_ahead(writers, step, trial, idle)
+            await self._run_ahead(writers, step, idle)
         await self._head(writers, step, idle)
+        if not (trial or awake or self._heading) and not any(writer.guessed for writer in writers):
+            for writer in writers:
+                self._settle(writer, _NONE, 0)
+            return {}
         choices = [self._chosen(writer) for writer in writers]
         reaches = [choice.guess.reach for choice in choices]
         lengths = depths(reaches, step, MARGIN)
@@ -165,16 +183,23 @@ class Speculation:
             self._patience = _TRIAL_EVERY
         elif trial:
             lengths = _some(reaches)
-            if any(lengths) or self._plain_steps >= self._patience + _TRIAL_STEPS:
+            coming = self._ahead is not None and self._ahead.open  # in the drafter's next trial
+            if any(lengths) or (not coming and self._plain_steps >= self._patience + _TRIAL_STEPS):
                 self._patience, self._plain_steps = min(2 * self._patience, _LONGEST_PAUSE), 0
         drafts: dict[int, tuple[int, ...]] = {}
         for writer, choice, length in zip(writers, choices, lengths, strict=True):
-            writer.choice = choice
+            self._settle(writer, choice, length)
             if length:
                 drafts[writer.live.ticket] = choice.guess.tokens[:length]
                 if choice.proposer == MODEL:
                     self._rows += max(0, length - choice.forced)
         return drafts
+
+    def _settle(self, writer: _Writer, choice: _Choice, length: int) -> None:
+        """So many drafts of the choice are verified."""
+        writer.choice = choice
+        if self._looking is not None:
+            self._looking.chosen(writer.looked, choice.guess.hope if length and choice.proposer == LOOKUP else 0.0)
 
     def learn(self, live: Live, drafted: int, accepted: int) -> None:
         """A step verified `drafted` drafts of the sequence and accepted the first `accepted` of them."""
@@ -190,13 +215,16 @@ class Speculation:
     def timed(self, seconds: float, runs: Sequence[Run]) -> None:
         """A step of these runs, none of them of a prompt, took `seconds`."""
         drafts = sum(run.tokens - run.known for run in runs)
-        self._plain_steps = 0 if drafts else self._plain_steps + 1
-        if self._ahead is not None:
-            self._ahead.stepped(seconds, self._step, len(runs), self._rows, drafts - self._rows)
+        if self._taking_part:
+            self._plain_steps = 0 if drafts else self._plain_steps + 1
+            if self._ahead is not None:
+                self._ahead.stepped(seconds, self._step, len(runs), self._rows, drafts - self._rows)
         self._costs.learn(seconds, len(runs), sum(run.start for run in runs), drafts, self.asked)
 
     def _may_propose(self, decoding: Sequence[Live], awake: bool) -> bool:
         """Whether there may be any drafts; `awake`: of the drafter too."""
+        if not any(live.draftable for live in decoding):
+            return False
         if awake or self._looking is not None or self._heading is not None:
             return True
         return any(live.guide is not None for live in decoding)
@@ -213,12 +241,11 @@ class Speculation:
         token_s = step.plain / len(writers) if step.plain else inf
         for writer in writers:
             live, forced = writer.live, self._forced(writer.live)
-            writer.looked.look_back(live.tokens)
-            self._looking.look(live, writer.looked, forced, self._room(live) - len(forced), token_s)
+            self._looking.look_back(live, writer.looked)
+            if room := self._room(live) - len(forced):
+                self._looking.look(live, writer.looked, forced, room, token_s)
 
-    async def _run_ahead(
-        self, writers: Sequence[_Writer], step: StepSeconds, trial: bool, idle: Callable[[], None]
-    ) -> None:
+    async def _run_ahead(self, writers: Sequence[_Writer], step: StepSeconds, idle: Callable[[], None]) -> None:
         assert self._ahead is not None, "it is awake"
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -226,7 +253,7 @@ class Speculation:
         beside = self._beside(writers, step)
         self._token_s = step.plain / (len(writers) + sum(beside.local))
         self._ahead.look_back(sequences)
-        self._ahead.tell(sequences, [self._room(writer.live) for writer in writers], beside, trial)
+        self._ahead.tell(sequences, self._rooms(writers), beside)
         self._ahead.took(loop.time() - began)
         waited_s = await self._ahead.wait(sequences, beside, idle)
         for account in (self._counters.drafts, *(writer.account for writer in writers)):
@@ -237,12 +264,15 @@ class Speculation:
             return
         sequences = _headed(writers)
         self._heading.look_back(sequences)
-        rooms = [self._room(writer.live) for writer in writers]
-        await self._heading.guess(sequences, rooms, self._beside(writers, step), idle)
+        await self._heading.guess(sequences, self._rooms(writers), self._beside(writers, step), idle)
 
     def _beside(self, writers: Sequence[_Writer], step: StepSeconds) -> StepBeside:
-        local = [len(self._forced(writer.live)) + writer.looked.believed.hope for writer in writers]
+        drafting = _drafting(writers)
+        local = [len(self._forced(writer.live)) + writer.looked.believed.hope for writer in drafting]
         return StepBeside(len(writers), step, local)
+
+    def _rooms(self, writers: Sequence[_Writer]) -> list[int]:
+        return [self._room(writer.live) for writer in _drafting(writers)]
 
     def _chosen(self, writer: _Writer) -> _Choice:
         """The drafts from which most is hoped. What a grammar forces comes first, and what it forbids is left out."""
@@ -285,6 +315,11 @@ class Speculation:
             if not isinstance(token, int) or not 0 <= token < self._vocab_size:
                 return guess.cut(place)
         return guess
+
+
+def _drafting(writers: Sequence[_Writer]) -> list[_Writer]:
+    """Those that are drafted for."""
+    return [writer for writer in writers if writer.live.request.sampling.drafts]
 
 
 def _aheads(writers: Sequence[_Writer]) -> list[Ahead]:

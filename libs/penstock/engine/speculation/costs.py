@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from penstock.engine.fit import LinearFit
 from penstock.engine.speculation.depths import StepSeconds
 
@@ -12,6 +14,18 @@ many sequences are drafted for meanwhile."""
 _FIRST_STEPS, _OUTLIER = 4, 2.0
 """After so many steps, one that takes more than so many times what is expected counts as no longer: what holds up a
 machine now and then is no cost of drafts."""
+_TOGETHER, _FROM = 4, 32
+"""So many steps in a row without drafts are learned from together, after so many steps: arithmetic takes time, too."""
+
+
+@dataclass(slots=True)
+class _PlainSteps:
+    """Steps in a row, of as many sequences and without drafts, from which is not learned yet."""
+
+    sequences: int = 0
+    count: int = 0
+    seconds: float = 0.0
+    context: int = 0
 
 
 class DraftCosts:
@@ -22,6 +36,7 @@ class DraftCosts:
     def __init__(self) -> None:
         self._fits: dict[int, LinearFit] = {}
         self._steps: dict[int, int] = {}
+        self._plain = _PlainSteps()
 
     def learn(self, seconds: float, sequences: int, context: int, drafts: int, ahead: int) -> None:
         """A step of `sequences` sequences with `context` tokens together took `seconds`. It verified `drafts` drafts,
@@ -31,7 +46,27 @@ class DraftCosts:
         if steps >= _FIRST_STEPS:
             seconds = min(seconds, _OUTLIER * fit.expected(quantities))
         self._steps[sequences.bit_length()] = steps + 1
-        fit.add(seconds, quantities)
+        if not (drafts or ahead) and steps >= _FROM:
+            self._hold(seconds, sequences, context)
+        else:
+            self._settle()
+            fit.add(seconds, quantities)
+
+    def _hold(self, seconds: float, sequences: int, context: int) -> None:
+        if self._plain.sequences != sequences:
+            self._settle()
+        plain = self._plain
+        plain.sequences, plain.count = sequences, plain.count + 1
+        plain.seconds, plain.context = plain.seconds + seconds, plain.context + context
+        if plain.count == _TOGETHER:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Learns from the steps that are held."""
+        plain, self._plain = self._plain, _PlainSteps()
+        if plain.count:
+            quantities = (1.0, plain.sequences, plain.context / plain.count, False, 0, 0)
+            self._fit(plain.sequences).add(plain.seconds / plain.count, quantities, plain.count)
 
     def steps(self, sequences: int) -> int:
         """How many steps were seen of that magnitude."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -31,16 +30,13 @@ class Looked:
     skipped: int = 0
     """Steps since the last look."""
     brought: float = 1.0
-    """Tokens that a look has been hoped to bring lately."""
+    """Tokens that a look has been hoped to bring lately: none where its guess was not worth verifying."""
+    fresh: bool = False
+    """It was looked for the step that is being planned."""
     begin: int = 0
     """Where the last guess begins."""
     guess: Guess = NOTHING
     """For the last step, with the lookup's own chances."""
-
-    def look_back(self, tokens: Sequence[int]) -> None:
-        """Learns from what came of the last guess, verified or not."""
-        guess, self.guess = self.guess, NOTHING
-        self.trust.learn(guess, tokens[self.begin : self.begin + len(guess.tokens)])
 
     @property
     def believed(self) -> Guess:
@@ -53,6 +49,10 @@ class Looking:
 
     def __init__(self, lookup: Lookup) -> None:
         self._lookup = lookup
+        self._trust = Trust()
+        """Over all sequences."""
+        self._brought = 1.0
+        """What a look was hoped to bring lately, of the sequence that was looked for last."""
         self._look_s = 0.0
         """Seconds of a look, on average."""
 
@@ -60,6 +60,25 @@ class Looking:
     def defects(self) -> int:
         """Texts that could not be taken in."""
         return self._lookup.defects
+
+    def begin(self) -> Looked:
+        """Of a new sequence."""
+        return Looked(self._trust.begun(), brought=self._brought)
+
+    def look_back(self, live: Live, looked: Looked) -> None:
+        """Learns from what came of the last guess, verified or not."""
+        guess, looked.guess = looked.guess, NOTHING
+        if not guess.tokens:
+            return
+        came = live.tokens[looked.begin : looked.begin + len(guess.tokens)]
+        for trust in (looked.trust, self._trust):
+            trust.learn(guess, came)
+
+    def chosen(self, looked: Looked, hope: float) -> None:
+        """So many tokens are hoped for of what is verified of a sequence's guess."""
+        if looked.fresh:
+            self._brought = looked.brought = _FADING * looked.brought + (1 - _FADING) * hope
+            looked.fresh = False
 
     def look(self, live: Live, looked: Looked, after: tuple[int, ...], most: int, token_s: float) -> None:
         """A guess of up to `most` tokens behind the text and the tokens `after`, which come next for sure. A token is
@@ -71,7 +90,7 @@ class Looking:
         self._tell(live, looked)
         looked.begin, looked.skipped = live.length + len(after), 0
         looked.guess = self._lookup.propose(live.ticket, most, after)
-        looked.brought = _FADING * looked.brought + (1 - _FADING) * (looked.believed.hope + len(after))
+        looked.fresh = True
         self._look_s += 0.02 * (time.perf_counter() - began - self._look_s)
 
     def forget(self, live: Live, looked: Looked) -> None:

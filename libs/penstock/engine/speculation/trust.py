@@ -13,6 +13,8 @@ _PRIOR = 1.0
 """How many right tokens of a sequence its proposer's word is worth before anything was seen."""
 _SURE = 0.98
 """No guess is believed more."""
+_OTHERS = 6.0
+"""How many guessed tokens of a new sequence the experience with all others is worth."""
 _LONG_MEMORY = 0.99
 """The same of a token of all sequences."""
 _FIRST, _FIRST_WEIGHT = 0.7, 4.0
@@ -28,6 +30,11 @@ class Trust:
     """Guessed tokens that were right; old ones fade."""
     promised: float = 0.0
     """The sum of the chances that they were given."""
+
+    def begun(self) -> Trust:
+        """In the same proposer, for a new sequence: at first it is believed as far as this one."""
+        promised = min(_OTHERS, self.promised)
+        return Trust(promised * self.right / self.promised if self.promised else 0.0, promised)
 
     @property
     def factor(self) -> float:
