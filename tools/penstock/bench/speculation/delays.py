@@ -6,22 +6,23 @@ import asyncio
 import statistics
 import sys
 import zlib
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from penstock.bench.harness import Figure, figure, interleave, missing
+from penstock.bench.harness import Figure, figure, missing
 from penstock.bench.speculation import asks
-from penstock.bench.speculation.running import PLAIN, WITHOUT_DRAFTS, WITHOUT_LOOKUP, BenchMesh, Form, running
+from penstock.bench.speculation.meshes import MeshRate, PairedRates
+from penstock.bench.speculation.running import WITHOUT_LOOKUP, BenchMesh, Form, running
 from penstock.checkpoint import tokenizer_fingerprint
 from penstock.draft.drafts import Description
 from penstock.models import embedded
 from penstock.testing.drafters import PlainForesight, served_drafts
 
-LINKED = "linked"
+_LINKED = "linked"
 _DELAYS_MS = (0, 2, 5, 10, 20, 35, 50)
 """Added to the way there and back."""
 _FARTHER_MS = (80, 120)
@@ -101,7 +102,7 @@ async def _deliver(line: asyncio.Queue[tuple[float, bytes]], writer: asyncio.Str
 
 @dataclass(frozen=True, slots=True)
 class _Bench:
-    meshes: Mapping[str, BenchMesh]
+    mesh: BenchMesh
     texts: KnownTexts
     link: SlowLink
     prompts: Sequence[Sequence[int]]
@@ -109,19 +110,22 @@ class _Bench:
     async def learn(self) -> None:
         """Lets the drafter know what the model answers."""
         for prompt in self.prompts:
-            answer = await self.meshes[PLAIN].complete(prompt, _TOKENS)
+            answer = await self.mesh.complete(prompt, _TOKENS, drafts=False)
             self.texts.add([*prompt, *answer.ids])
 
-    async def sample(self, name: str) -> tuple[float, float]:
-        """Tokens per second of one stream, and accepted drafts for each token."""
-        answers = [await self.meshes[name].complete(prompt, _TOKENS) for prompt in self.prompts]
-        tokens = sum(answer.later for answer in answers)
-        return tokens / sum(answer.seconds for answer in answers), sum(answer.accepted for answer in answers) / tokens
+    async def sample(self, turn: int) -> PairedRates:
+        """Each prompt with drafts and without, in turns."""
+        rates = PairedRates(MeshRate(), MeshRate())
+        for number, prompt in enumerate(self.prompts):
+            order = (rates.drafted, rates.plain) if (number + turn) % 2 else (rates.plain, rates.drafted)
+            for rate in order:
+                rate.add([await self.mesh.complete(prompt, _TOKENS, rate is rates.drafted)])
+        return rates
 
 
 async def delay_figures(quick: bool) -> list[Figure]:
     """Of the embedded model, by how often the drafter is right and by delay."""
-    rounds, chances, delays = (1, (0.95,), (0, 50)) if quick else (2, _RIGHT, _DELAYS_MS)
+    rounds, chances, delays = (1, (0.95,), (0, 50)) if quick else (4, _RIGHT, _DELAYS_MS)
     found: list[Figure] = []
     even: dict[float, float] = {}
     async with _bench(2 if quick else 4) as bench:
@@ -129,8 +133,10 @@ async def delay_figures(quick: bool) -> list[Figure]:
         for right in chances:
             for delay_ms in (*delays, *(_FARTHER_MS if right == _RIGHT[0] and not quick else ())):
                 bench.texts.right, bench.link.delay_s = right, delay_ms / 1000
-                await bench.sample(LINKED)  # what was learned of the last delay is unlearned
-                ratios, accepted = await _compared(bench, rounds)
+                await bench.sample(0)  # what was learned of the last delay is unlearned
+                samples = [await bench.sample(turn) for turn in range(rounds)]
+                ratios = [one.ratio for one in samples]
+                accepted = statistics.median(one.drafted.accepted_share for one in samples)
                 cell = f"{round(100 * right)}_{delay_ms}ms"
                 print(f"{cell}: {statistics.median(ratios):.3f}, {accepted:.2f} accepted", file=sys.stderr, flush=True)
                 found.append(figure(f"ratio_delay_{cell}", ratios, "ratio", "no drafts"))
@@ -145,20 +151,6 @@ async def delay_figures(quick: bool) -> list[Figure]:
     return [lead, figure("break_even_ms", [even[best]], "ms", f"{best:.0%} right"), *found]
 
 
-async def _compared(bench: _Bench, rounds: int) -> tuple[list[float], float]:
-    """The ratio of each round, and the accepted drafts for each token."""
-
-    async def linked(_: int) -> tuple[float, float]:
-        return await bench.sample(LINKED)
-
-    async def plain(_: int) -> tuple[float, float]:
-        return await bench.sample(PLAIN)
-
-    rates = await interleave({LINKED: linked, PLAIN: plain}, rounds, warm_up=False)
-    ratios = [one / other for (one, _), (other, _) in zip(rates[LINKED], rates[PLAIN], strict=True)]
-    return ratios, statistics.median(accepted for _, accepted in rates[LINKED])
-
-
 @asynccontextmanager
 async def _bench(prompts: int) -> AsyncIterator[_Bench]:
     target = Path(embedded("penstock-mini"))
@@ -170,9 +162,8 @@ async def _bench(prompts: int) -> AsyncIterator[_Bench]:
         relay = await asyncio.start_server(link.relay, "127.0.0.1", 0)
         async with relay:
             address = f"127.0.0.1:{relay.sockets[0].getsockname()[1]}"
-            forms = {PLAIN: Form("none", WITHOUT_DRAFTS), LINKED: Form(address, WITHOUT_LOOKUP)}
-            async with running(target, forms) as meshes:
-                yield _Bench(meshes, texts, link, list(_prompts(tokenizer, prompts)))
+            async with running(target, {_LINKED: Form(address, WITHOUT_LOOKUP)}) as meshes:
+                yield _Bench(meshes[_LINKED], texts, link, list(_prompts(tokenizer, prompts)))
 
 
 def _prompts(tokenizer: Tokenizer, count: int) -> Iterable[Sequence[int]]:

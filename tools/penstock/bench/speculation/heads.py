@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import statistics
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from penstock.bench.harness import Figure, figure, interleave, missing
 from penstock.bench.speculation import asks
 from penstock.bench.speculation.asks import Asks
-from penstock.bench.speculation.meshes import MeshRate, subject
-from penstock.bench.speculation.running import PLAIN, WITHOUT_DRAFTS, WITHOUT_LOOKUP, Form, running
+from penstock.bench.speculation.meshes import compared, subject
+from penstock.bench.speculation.running import WITHOUT_LOOKUP, Form, running
 from penstock.checkpoint import CheckpointError, HeadCheckpoint, inspect, inspect_head
 from penstock.models import embedded
 from penstock.runtime.config import ConfigError
@@ -28,12 +26,12 @@ _PLACES = ("worker", "service")
 
 async def head_figures(directory: Path | None, quick: bool) -> list[Figure]:
     """Of a head for the embedded model; without one, why there are none. Raises ConfigError for another directory."""
-    lead = [f"head_{place}_vs_plain_tool_calls" for place in _PLACES]
+    lead = [f"head_ratio_{place}_tool_calls" for place in _PLACES]
     if directory is None:
         return [missing(id, "ratio", "no head: --head names one, `penstock models head` trains one") for id in lead]
     head = _head(directory)
     found = [figure("head_state_bytes_per_token", [state_bytes(head)], "bytes", "scale")]
-    forms = {PLAIN: Form(settings=WITHOUT_DRAFTS)}
+    forms = {}
     for place in _PLACES:
         arguments = ("--draft-head", str(directory), "--draft-head-in", place)
         forms[place] = Form(settings=WITHOUT_LOOKUP, arguments=arguments)
@@ -41,10 +39,8 @@ async def head_figures(directory: Path | None, quick: bool) -> list[Figure]:
     async with running(Path(embedded("penstock-mini")), forms) as meshes:
         for name, make, streams in _CELLS:
             subjects = {form: subject(mesh, make, max(count, 2 * streams), streams) for form, mesh in meshes.items()}
-            rates = await interleave(subjects, rounds)
-            cell = name if streams == 1 else f"{name}_{streams}"
-            for form, samples in rates.items():
-                found += _compared(form, cell, samples, rates[PLAIN])
+            for form, samples in (await interleave(subjects, rounds)).items():
+                found += compared("head_", form, name if streams == 1 else f"{name}_{streams}", samples)
     return found
 
 
@@ -58,16 +54,3 @@ def _head(directory: Path) -> HeadCheckpoint:
         return inspect_head(directory, inspect(embedded("penstock-mini")))
     except CheckpointError as error:
         raise ConfigError("head", str(directory), str(error)) from error
-
-
-def _compared(form: str, cell: str, samples: list[MeshRate], plain: list[MeshRate]) -> list[Figure]:
-    speeds = [one.tokens_per_s for one in samples]
-    accepted = [one.accepted for one in samples]
-    print(f"{cell} {form}: {statistics.median(speeds):.4g} tokens/s", file=sys.stderr, flush=True)
-    if form == PLAIN:
-        return [figure(f"head_rate_{form}_{cell}", speeds, "tokens/s", "scale")]
-    ratios = [one / other.tokens_per_s for one, other in zip(speeds, plain, strict=True)]
-    return [
-        figure(f"head_{form}_vs_plain_{cell}", ratios, "ratio", "no drafts"),
-        figure(f"head_{form}_accepted_{cell}", accepted, "per token", "scale"),
-    ]

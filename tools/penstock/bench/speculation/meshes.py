@@ -1,11 +1,14 @@
-"""Drafts as clients meet them: through meshes that are the same but for their proposers, one under load at a time."""
+"""Drafts as clients meet them: each request twice in a mesh, with drafts and without, in turns.
+
+Two meshes that are the same differ by several per cent for as long as they run, so only one mesh can tell what drafts
+cost. A request without drafts takes no part in them: nobody's are guessed from its text.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import statistics
 import sys
-import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -28,11 +31,8 @@ from penstock.bench.speculation.running import (
 )
 from penstock.models import embedded
 
-AGAIN = "again"
-"""Like the one without drafts: how far it is from that is what the run can't tell."""
 FORMS: Mapping[str, tuple[bool, Mapping[str, str]]] = {
     PLAIN: (False, WITHOUT_DRAFTS),
-    AGAIN: (False, WITHOUT_DRAFTS),
     "grammar": (False, WITHOUT_LOOKUP),
     "lookup": (False, {}),
     "all": (True, {}),
@@ -51,6 +51,10 @@ _CELLS: Sequence[tuple[str, Callable[[int, int], Asks], int]] = (
     ("hostile", asks.hostile, 16),
 )
 """Name, requests, and how many at a time."""
+_GUIDED = ("tool_calls", "json")
+"""Workloads in which a grammar can force tokens."""
+_ROUNDS = {"hostile": 8}
+"""More where what drafts cost has to be known to a hundredth."""
 _GOALS = {
     "speedup_tool_calls_bound": 2.0,
     "speedup_tool_calls_embedded": 1.3,
@@ -63,33 +67,62 @@ _GOALS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class MeshRate:
-    """What a mesh gave in one round."""
+    """What a mesh gave in one round, with drafts or without."""
 
-    tokens_per_s: float
-    """Between the first token of a request and its last, of all streams together."""
-    accepted: float
-    """Drafts that were accepted, for each token."""
+    tokens: int = 0
+    """But the first of each answer."""
+    seconds: float = 0.0
+    """Between the first token of a request and its last; of several at a time, between the first and last of any."""
+    accepted: int = 0
+    """Drafts that were accepted."""
+
+    @property
+    def per_s(self) -> float:
+        """Tokens per second, of all streams together."""
+        return self.tokens / self.seconds
+
+    @property
+    def accepted_share(self) -> float:
+        """Accepted drafts for each token."""
+        return self.accepted / self.tokens
+
+    def add(self, answers: Sequence[DraftedAnswer]) -> None:
+        """Answers to requests that were sent at a time."""
+        self.tokens += sum(answer.later for answer in answers)
+        self.seconds += max(answer.last for answer in answers) - min(answer.first for answer in answers)
+        self.accepted += sum(answer.accepted for answer in answers)
 
 
-async def rate(mesh: BenchMesh, wanted: Asks, streams: int) -> MeshRate:
-    """Sends the requests, `streams` at a time."""
-    line = asyncio.Queue[Mapping[str, Any]]()
-    for body in wanted.bodies:
-        line.put_nowait(body)
-    found: list[DraftedAnswer] = []
+@dataclass(frozen=True, slots=True)
+class PairedRates:
+    """A round's requests with drafts, and the same without."""
 
-    async def stream() -> None:
-        while not line.empty():
-            found.append(await mesh.chat(line.get_nowait()))
+    drafted: MeshRate
+    plain: MeshRate
 
-    began = time.perf_counter()
-    await asyncio.gather(*(stream() for _ in range(streams)))
-    wall = time.perf_counter() - began
-    tokens = sum(answer.later for answer in found)
-    seconds = wall if streams > 1 else sum(answer.seconds for answer in found)
-    return MeshRate(tokens / seconds, sum(answer.accepted for answer in found) / tokens)
+    @property
+    def ratio(self) -> float:
+        """With : without."""
+        return self.drafted.per_s / self.plain.per_s
+
+
+async def paired(mesh: BenchMesh, wanted: Asks, streams: int, turn: int) -> PairedRates:
+    """Sends the requests, `streams` at a time, these with drafts and without by turns; before, their prompts alone, so
+    that neither computes them."""
+    rates = PairedRates(MeshRate(), MeshRate())
+    for number, first in enumerate(range(0, len(wanted.bodies), streams)):
+        bodies = wanted.bodies[first : first + streams]
+        await _all(mesh, [{**body, "max_tokens": 1} for body in bodies], False)
+        order = (rates.drafted, rates.plain) if (number + turn) % 2 else (rates.plain, rates.drafted)
+        for rate in order:
+            rate.add(await _all(mesh, bodies, rate is rates.drafted))
+    return rates
+
+
+async def _all(mesh: BenchMesh, bodies: Sequence[Mapping[str, Any]], drafts: bool) -> list[DraftedAnswer]:
+    return await asyncio.gather(*(mesh.chat(body, drafts) for body in bodies))
 
 
 async def mesh_figures(quick: bool) -> list[Figure]:
@@ -105,15 +138,18 @@ async def mesh_figures(quick: bool) -> list[Figure]:
         _lead("speedup_forced", found, "ratio_grammar_tool_calls_bound"),
         _lead("speedup_quote", found, "ratio_lookup_quote_bound"),
         _lead("speedup_text", found, "ratio_all_text_bound"),
-        figure("worst_ratio", [_worst(found, "all")], "ratio", "no drafts", _GOALS["worst_ratio"]),
-        figure("worst_ratio_again", [_worst(found, AGAIN)], "ratio", "no drafts either"),
+        _worst("worst_ratio", found, "all", _GOALS["worst_ratio"]),
+        _worst("worst_ratio_again", found, PLAIN),
     ]
     return [*lead, *found]
 
 
-def _worst(found: Sequence[Figure], form: str) -> float:
-    """The lowest ratio of a form in any cell."""
-    return min(one.value for one in found if one.id.startswith(f"ratio_{form}_") and one.value is not None)
+def _worst(id: str, found: Sequence[Figure], form: str, goal: float | None = None) -> Figure:
+    """The lowest ratio of a form in any cell, with its rounds."""
+    cells = [one for one in found if one.id.startswith(f"ratio_{form}_") and one.value is not None]
+    worst = min(cells, key=lambda one: one.value or 0.0)
+    assert worst.value is not None and worst.min is not None and worst.max is not None
+    return figure(id, [worst.min, worst.value, worst.max], "ratio", worst.id.removeprefix(f"ratio_{form}_"), goal)
 
 
 def _lead(id: str, found: Sequence[Figure], of: str) -> Figure:
@@ -123,33 +159,38 @@ def _lead(id: str, found: Sequence[Figure], of: str) -> Figure:
 
 
 async def _pair_figures(pair: str, quick: bool) -> list[Figure]:
-    rounds, count = (1, 4) if quick else (2, 6)
     found: list[Figure] = []
     async with open_meshes(pair, tuple(FORMS)) as meshes:
         for name, make, streams in _CELLS:
-            subjects = {form: subject(mesh, make, max(count, 2 * streams), streams) for form, mesh in meshes.items()}
-            rates = await interleave(subjects, rounds)
+            wanted = {form: mesh for form, mesh in meshes.items() if form != "grammar" or name in _GUIDED}
+            count = max(4 if quick else 6, 2 * streams)
+            subjects = {form: subject(mesh, make, count, streams) for form, mesh in wanted.items()}
+            rates = await interleave(subjects, 1 if quick else _ROUNDS.get(name, 2))
             cell = f"{name}_{pair}" if streams == 1 else f"{name}_{streams}_{pair}"
             for form, samples in rates.items():
-                rate = statistics.median(sample.tokens_per_s for sample in samples)
-                accepted = statistics.median(sample.accepted for sample in samples)
-                print(f"{cell} {form}: {rate:.4g} tokens/s, {accepted:.2f} accepted", file=sys.stderr, flush=True)
-                found.append(figure(f"rate_{form}_{cell}", [one.tokens_per_s for one in samples], "tokens/s", "scale"))
-                if form == PLAIN:
-                    continue
-                found.append(figure(f"accepted_{form}_{cell}", [one.accepted for one in samples], "per token", "scale"))
-                ratios = [
-                    one.tokens_per_s / other.tokens_per_s for one, other in zip(samples, rates[PLAIN], strict=True)
-                ]
-                found.append(figure(f"ratio_{form}_{cell}", ratios, "ratio", "no drafts"))
+                found += compared("", form, cell, samples)
     return found
 
 
-def subject(mesh: BenchMesh, make: Callable[[int, int], Asks], count: int, streams: int) -> Measure[MeshRate]:
+def compared(kind: str, form: str, cell: str, samples: Sequence[PairedRates]) -> list[Figure]:
+    """A form's figures of one cell; their ids begin with `kind`."""
+    plain = figure(f"{kind}plain_{form}_{cell}", [one.plain.per_s for one in samples], "tokens/s", "scale")
+    ratio = figure(f"{kind}ratio_{form}_{cell}", [one.ratio for one in samples], "ratio", "no drafts")
+    accepted = [one.drafted.accepted_share for one in samples]
+    print(
+        f"{cell} {form}: {plain.value:.4g} tokens/s without, {ratio.value:.3f} times as many with,"
+        f" {statistics.median(accepted):.2f} accepted",
+        file=sys.stderr,
+        flush=True,
+    )
+    return [plain, ratio, figure(f"{kind}accepted_{form}_{cell}", accepted, "per token", "scale")]
+
+
+def subject(mesh: BenchMesh, make: Callable[[int, int], Asks], count: int, streams: int) -> Measure[PairedRates]:
     """Sends requests to a mesh, others in each round."""
 
-    async def sample(round: int) -> MeshRate:
-        return await rate(mesh, make(count, round), streams)
+    async def sample(round: int) -> PairedRates:
+        return await paired(mesh, make(count, round), streams, round)
 
     return sample
 

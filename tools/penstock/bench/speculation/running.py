@@ -18,6 +18,8 @@ from penstock.bench.e2e.servers import ServerSpec
 
 PLAIN = "plain"
 """Name of the form that has no drafts."""
+NO_DRAFTS = {"penstock": {"drafts": False}}
+"""In the body of a request that takes no part in drafts, where others do."""
 WITHOUT_DRAFTS = {"PENSTOCK_DECODE_DRAFT_TOKENS": "0"}
 WITHOUT_LOOKUP = {"PENSTOCK_DECODE_LOOKUP_TOKENS": "0"}
 """Settings of the workers."""
@@ -62,16 +64,21 @@ class BenchMesh:
     client: AsyncOpenAI
     model: str
 
-    async def chat(self, body: Mapping[str, Any]) -> DraftedAnswer:
-        """The answer to a chat completion."""
+    async def chat(self, body: Mapping[str, Any], drafts: bool = True) -> DraftedAnswer:
+        """The answer to a chat completion, with `drafts` or without."""
+        more = body.get("extra_body", {}) | ({} if drafts else NO_DRAFTS)
         return await _read(
             await self.client.chat.completions.create(
-                model=self.model, stream=True, stream_options={"include_usage": True}, **body
+                model=self.model,
+                stream=True,
+                stream_options={"include_usage": True},
+                **{**body, "extra_body": more},
             )
         )
 
-    async def complete(self, prompt: Sequence[int], tokens: int) -> DraftedAnswer:
-        """The next `tokens` tokens behind a prompt of token ids, greedily."""
+    async def complete(self, prompt: Sequence[int], tokens: int, drafts: bool = True) -> DraftedAnswer:
+        """The next `tokens` tokens behind a prompt of token ids, greedily; with `drafts` or without."""
+        more = {} if drafts else NO_DRAFTS
         return await _read(
             await self.client.completions.create(
                 model=self.model,
@@ -80,7 +87,7 @@ class BenchMesh:
                 temperature=0,
                 stream=True,
                 stream_options={"include_usage": True},
-                extra_body={"ignore_eos": True, "return_token_ids": True},
+                extra_body={"ignore_eos": True, "return_token_ids": True, **more},
             )
         )
 
