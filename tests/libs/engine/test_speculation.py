@@ -103,6 +103,34 @@ async def test_same_tokens_with_what_was_said_before(config, kit, plain):
         assert engine.stats().drafted == sum(answer.last.drafts.drafted for answer in (*first, *second))
 
 
+async def test_requests_without_drafts_beside_others_with(config, kit, plain):
+    """The same tokens, nothing drafted for them, and nothing guessed from what they said."""
+    given = [
+        replace(one, sampling=replace(one.sampling, drafts=bool(number % 2)), owner=b"tenant", session=b"one")
+        for number, one in enumerate(kit.mixed())
+    ]
+    drafter = kit.Drafts(oracle_drafts(kit, plain))
+    async with Engine.open(replace(config, lookup_tokens=1 << 16), drafter) as engine:
+        answers = await kit.read_all(engine, given)
+        for one, other in zip(plain, answers, strict=True):
+            kit.assert_same(one, other)
+        drafted = [answer.last.drafts.drafted for answer in answers]
+        assert not any(drafted[::2]) and sum(drafted[1::2]) == engine.stats().drafted > 0
+    without = {one.id for one in given[::2]}
+    assert without.isdisjoint(drafter.asked) and without.isdisjoint(drafter.forgotten)
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+async def test_nothing_is_looked_up_in_a_text_that_takes_no_part_in_drafts(config, kit, drafts):
+    """The same prompt again finds the whole answer, if its text may be looked in."""
+    given = replace(kit.request("a", 40, kit.seeded(7)), owner=b"tenant", session=b"one")
+    async with Engine.open(replace(config, lookup_tokens=1 << 16)) as engine:
+        first = await kit.read(engine, replace(given, sampling=replace(given.sampling, drafts=drafts)))
+        again = await kit.read(engine, replace(given, id="b"))
+        assert again.ids == first.ids
+        assert (again.last.drafts.accepted > len(first.ids) / 2) == drafts
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 async def test_bad_words_are_never_generated_drafts_or_not(config, kit, temperature):
     """Whoever drafts what is banned, and wherever the sequence moves in between. The words are what is said without

@@ -53,6 +53,16 @@ async def test_bad_words_reach_the_workers_as_texts(setup, post, sent, path):
     assert not sent().sampling.bad_words
 
 
+@pytest.mark.parametrize("path", list(BASE))
+async def test_a_request_can_do_without_drafts(post, sent, path):
+    assert (await post(path, penstock={"drafts": False})).status_code == 200
+    assert sent().sampling.no_drafts
+    for fields in ({}, {"penstock": {"drafts": True}}):
+        assert (await post(path, **fields)).status_code == 200
+        assert not sent().sampling.no_drafts
+    assert (await post(path, penstock={"drafts": "no"})).status_code == 400
+
+
 @pytest.mark.parametrize("words", [[""], ["a" * 257], ["a"] * 257, [" \n"], "a", [1], 7])
 async def test_bad_words_that_can_not_be(post, words):
     status, field = error_of(await post(CHAT, bad_words=words))

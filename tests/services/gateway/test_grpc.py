@@ -151,6 +151,12 @@ async def test_the_fields_of_other_servers_as_by_http(setup, stub, fields):
     assert (usage.dropped_tokens, usage.dropped_messages) == (own["dropped_tokens"], own["dropped_messages"])
 
 
+@pytest.mark.parametrize("drafts", [True, False])
+async def test_a_request_can_do_without_drafts(setup, stub, drafts):
+    await collect(stub.ChatCompletion(request(messages=[{"role": "user", "content": "hi"}], no_drafts=not drafts)))
+    assert setup.mesh.decodes[0].requests[-1].sampling.no_drafts == (not drafts)
+
+
 async def test_old_messages_are_left_out_as_by_http(setup, stub):
     async with httpx2.AsyncClient(base_url=setup.url) as client:
         body = {"model": "tiny", "input": TURNS, "truncation": "auto", "max_output_tokens": 100}
