@@ -50,7 +50,7 @@ def agent(
 ) -> Document:
     """A session of `turns` exchanges over `tools` tools; `plain` keeps to simple requests."""
     session = Dialogue(rng, side)
-    box = toolbox(rng, side, tools, level, everyday)
+    box = toolbox(rng, side, tools, level, everyday=everyday)
     session.system(talk.system_prompt(rng, side, sentences))
     habits = None if plain else USUAL
     _converse(session, box, habits, short=rng.random() < 0.3, choose=lambda _: rng.choice(box), turns=turns)
@@ -59,13 +59,14 @@ def agent(
     return render(session.messages, [t.spec for t in box], f"agent{level}")
 
 
-def dense(rng: Random, side: Side, level: int, tools: int, everyday: float) -> Document:
+def dense(rng: Random, side: Side, level: int, tools: int, *, everyday: float, alike: float = 0.0) -> Document:
     """A session for training: hardly a system prompt, each tool asked for in turn, often nothing but the calls.
 
-    One list of tools carries as many choices as it has tools, and few of them can be copied from a turn before.
+    One list of tools carries as many choices as it has tools, and few of them can be copied from a turn before. A share
+    `alike` of the lists consists of tools that share their words.
     """
     session = Dialogue(rng, side, calls_only=rng.random() < 0.35)
-    box = toolbox(rng, side, tools, level, everyday)
+    box = toolbox(rng, side, tools, level, everyday=everyday, alike=alike)
     if rng.random() < 0.3:
         session.system(talk.system_prompt(rng, side, rng.randint(0, 1)))
     order = rng.sample(box, len(box)) + rng.choices(box, k=3)
@@ -74,9 +75,9 @@ def dense(rng: Random, side: Side, level: int, tools: int, everyday: float) -> D
     return render(session.messages, [t.spec for t in box], f"dense{level}")
 
 
-def names_only(rng: Random, side: Side, tools: int) -> Document:
+def names_only(rng: Random, side: Side, tools: int, alike: float = 0.0) -> Document:
     """Requests, each answered with no more than the name of the right tool: the hardest choice, most often."""
-    box = toolbox(rng, side, tools, rng.choice((1, 2, 3)), 0.25)
+    box = toolbox(rng, side, tools, rng.choice((1, 2, 3)), everyday=0.25, alike=alike)
     doc = render((), [t.spec for t in box], "names")
     for tool in [*rng.sample(box, len(box)), *rng.sample(box, len(box))]:
         ask = tool.ask(rng)
@@ -135,7 +136,7 @@ def _unusual(
     elif (draw := draw - habits.open) < 0:
         session.open_question()
     elif draw < habits.foreign:
-        other = toolbox(rng, side, 1, 2, 0.5)[0]
+        other = toolbox(rng, side, 1, 2, everyday=0.5)[0]
         if all(other.subject != t.subject for t in box):
             session.user(other.ask(rng).text)
             session.say("Sorry, I have no tool for that.")

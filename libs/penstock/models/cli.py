@@ -76,6 +76,43 @@ def train(
         )
 
 
+@app.command
+def trial(
+    *names: str,
+    preset: str = "mini",
+    runs: Path = Path("runs/trials"),
+    minutes: float = 10.0,
+    count: int = 40,
+    threads: int | None = None,
+) -> None:
+    """Train for some minutes with one thing changed, and print a row for each change; nothing else may run meanwhile.
+
+    Args:
+        names: what to change; everything in turn unless told.
+        preset: whose plan is changed.
+        runs: where checkpoints are kept; a trial that has finished there is only measured.
+        minutes: of computing for each.
+        count: held-out sessions of each kind.
+        threads: CPU threads.
+    """
+    _prepare(threads)
+    from rich.console import Console
+
+    from .display import display
+    from .presets import PRESETS
+    from .trials import COLUMNS, TRIALS, run_trial
+
+    if unknown := set(names) - set(TRIALS):
+        sys.exit(f"names: there is no trial {', '.join(sorted(unknown))}; there are {', '.join(TRIALS)}")
+    print(f"| trial | what is different | tokens | {' | '.join(COLUMNS)} |\n|{'---|' * (len(COLUMNS) + 3)}")
+    with display(Console(stderr=True)) as reporter:
+        for name in names or TRIALS:
+            row = run_trial(
+                PRESETS[preset], name, minutes=minutes, folder=runs / preset, count=count, reporter=reporter
+            )
+            print(row, flush=True)
+
+
 def _measure(preset: str, only: str | None) -> None:
     """Prints the pace of a preset's steps; a draft's is that of a seedling and of its teacher."""
     from .pace import STEPS, pace

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from random import Random
 from typing import Protocol
 
@@ -20,6 +21,14 @@ from .tokenizer import END_OF_TEXT, ids_and_starts
 from .words import Side
 
 Mixture = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Emphasis:
+    """How much what is no choice of the assistant's counts, beside 1 for a plain token that it writes."""
+
+    text: float = 1.0  # plain English
+    foretold: float = 0.0  # words of a tool's name and keys that its description has
 
 
 class Source(Protocol):
@@ -81,16 +90,19 @@ class Stage:
     length: int
 
 
-def weigh(tokenizer: Tokenizer, doc: Document, length: int) -> TokenizedDocument:
+def weigh(tokenizer: Tokenizer, doc: Document, length: int, emphasis: Emphasis = Emphasis()) -> TokenizedDocument:
     """Tokenize a document and spread its character weights over its tokens."""
     ids, starts = ids_and_starts(tokenizer, doc.text)
     weights = [0.0] * len(ids)
-    for begin, end, weight in doc.ranges:
+    foretold = ((*place, emphasis.foretold) for place in doc.foretold)
+    for begin, end, weight in chain(foretold, doc.ranges):
         # a decision is made by the token that its range begins in, which may have begun before it (`", "`)
         index = bisect_right(starts, begin) - 1 if weight > PLAIN else bisect_left(starts, begin)
         while index < len(starts) and starts[index] < end:
             weights[index] = weight
             index += 1
+    if doc.kind == "text":
+        weights = [emphasis.text * weight for weight in weights]
     return TokenizedDocument(ids[:length], weights[:length], starts[:length])
 
 
@@ -124,10 +136,18 @@ class DocumentStream:
     """An endless, seeded stream of documents. Its state is `(seed, drawn)`: documents are numbered, and each depends on
     its number and on the stage alone, so that a resumed run goes on with the very next one."""
 
-    def __init__(self, tokenizer: Tokenizer, stages: Sequence[Stage], seed: int, library: Source | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stages: Sequence[Stage],
+        seed: int,
+        library: Source | None = None,
+        emphasis: Emphasis = Emphasis(),
+    ) -> None:
         self.tokenizer = tokenizer
         self.stages = stages
         self.seed = seed
+        self.emphasis = emphasis
         self.drawn = 0
         self.side = Side(evaluation=False)
         self.library: Source = library or Library(evaluation=False)
@@ -149,7 +169,7 @@ class DocumentStream:
         self.drawn += 1
         kind = rng.choices(list(stage.mixture), list(stage.mixture.values()))[0]
         doc = self.library.document(rng) if kind == "text" else make(kind, rng, self.side)
-        return weigh(self.tokenizer, doc, stage.length)
+        return weigh(self.tokenizer, doc, stage.length, self.emphasis)
 
 
 class BatchStream:

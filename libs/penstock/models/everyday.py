@@ -48,7 +48,7 @@ def _row_parameter(text: str) -> tuple[tuple[str, ...], str, bool, str]:
     return tuple(keys.rstrip("?").split("|")), kind, keys.endswith("?"), description
 
 
-def everyday(rng: Random, side: Side, entry: EverydayEntry) -> TrainingTool:
+def everyday_tool(rng: Random, side: Side, entry: EverydayEntry) -> TrainingTool:
     """A tool of the catalog, with one of its names, descriptions and sets of keys."""
     canonical = rng.random() < 0.5
     parameters = []

@@ -46,6 +46,25 @@ def deepen(small: Net, places: Sequence[int], seed: int) -> Net:
 
 
 @torch.no_grad()
+def with_heads(small: Net, heads: int, seed: int) -> Net:
+    """A network that computes what `small` does, with `heads` heads in each layer; the new ones add nothing yet."""
+    generator = torch.Generator().manual_seed(seed)
+    large = Net(replace(small.shape, heads=heads, kv_heads=heads))
+    old = dict(small.named_parameters())
+    for name, parameter in large.named_parameters():
+        weight = old[name]
+        if "o_proj" in name:
+            parameter.zero_()
+            parameter[:, : weight.shape[1]] = weight
+        elif parameter.shape == weight.shape:
+            parameter.copy_(weight)
+        else:
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.6 / parameter.shape[1] ** 0.5)
+            parameter[: len(weight)] = weight
+    return large
+
+
+@torch.no_grad()
 def widen(small: Net, seed: int, noise: float = 0.5) -> Net:
     """A network of twice the width whose logits are those of `small`, up to rounding."""
     generator = torch.Generator().manual_seed(seed)

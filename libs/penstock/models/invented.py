@@ -133,15 +133,49 @@ def invented(rng: Random, side: Side, level: int) -> TrainingTool:
     query = rng.random() < 0.6
     noun, thing = side.noun(rng), side.noun(rng)
     verb = rng.choice(QUERY_VERBS if query else ACTION_VERBS)
-    if not query:
-        thing = noun
+    words = ToolWords(query, verb, noun, thing if query else noun)
+    return _tool(rng, side, level, words, subject=noun)
+
+
+def alike_tools(rng: Random, side: Side, level: int, count: int) -> list[TrainingTool]:
+    """Made-up tools that share their words: two have the same verb, noun or thing more often than not, but never all
+    of them, so that no single word tells which is meant."""
+    nouns, things = ([side.noun(rng) for _ in range(count // 2 + 1)] for _ in range(2))
+    verbs = rng.sample(QUERY_VERBS, 2), rng.sample(ACTION_VERBS, min(len(ACTION_VERBS), count // 2 + 2))
+    made: dict[str, TrainingTool] = {}
+    subjects = set()
+    while len(made) < count:
+        query, noun = rng.random() < 0.5, rng.choice(nouns)
+        words = ToolWords(query, rng.choice(verbs[not query]), noun, rng.choice(things) if query else noun)
+        name, description = _naming(rng, side, words)
+        subject = f"{noun} of {words.thing}" if query else f"{words.verb} {noun}"
+        if description and name not in made and subject not in subjects:
+            made[name] = _tool(rng, side, level, words, subject=subject, naming=(name, description))
+            subjects.add(subject)
+    return list(made.values())
+
+
+@dataclass(frozen=True)
+class ToolWords:
+    """What a made-up tool is called by."""
+
+    query: bool  # looks up the `noun` of a `thing`; otherwise does something with a `noun`, which is the `thing`
+    verb: str
+    noun: str
+    thing: str
+
+
+def _tool(
+    rng: Random, side: Side, level: int, words: ToolWords, *, subject: str, naming: tuple[str, str] | None = None
+) -> TrainingTool:
+    query, noun, thing = words.query, words.noun, words.thing
     main, parameters = _parameters(rng, side, level, noun, thing)
-    name, description = _naming(rng, side, query=query, verb=verb, noun=noun, thing=thing)
+    name, description = naming or _naming(rng, side, words)
     field = (noun if query else side.noun(rng), rng.choice(KINDS))
     more = (side.noun(rng), rng.choice(KINDS)) if level > 1 and rng.random() < 0.4 else None
-    design = _Design(side, query, _spoken_verb(verb), noun, thing, main, parameters, name, field, more)
+    design = _Design(side, query, _spoken_verb(words.verb), noun, thing, main, parameters, name, field, more)
     spec = specification(name, description, parameters)
-    return TrainingTool(spec, noun, design.ask, design.follow, field if query else None, design.accepts)
+    return TrainingTool(spec, subject, design.ask, design.follow, field if query else None, design.accepts)
 
 
 def _parameters(rng: Random, side: Side, level: int, noun: str, thing: str) -> tuple[Parameter, Sequence[Parameter]]:
@@ -160,19 +194,21 @@ def _parameters(rng: Random, side: Side, level: int, noun: str, thing: str) -> t
     return main, parameters
 
 
-def _naming(rng: Random, side: Side, *, query: bool, verb: str, noun: str, thing: str) -> tuple[str, str]:
+def _naming(rng: Random, side: Side, words: ToolWords) -> tuple[str, str]:
     """A name and a description; at least one of them tells what the tool is about."""
-    V = _spoken_verb(verb)
-    texts = _QUERY_TEXTS if query else _ACTION_TEXTS
-    description = rng.choice(texts).format(V=V.capitalize(), v=V, n=noun, t=thing)
-    words = [verb, noun, thing] if query and rng.random() < 0.3 else [verb, noun]
+    V = _spoken_verb(words.verb)
+    texts = _QUERY_TEXTS if words.query else _ACTION_TEXTS
+    description = rng.choice(texts).format(V=V.capitalize(), v=V, n=words.noun, t=words.thing)
+    parts = [words.verb, words.noun]
+    if words.query and rng.random() < 0.3:
+        parts.append(words.thing)
     if rng.random() < 0.15:
-        words = [noun, verb]
+        parts = [words.noun, words.verb]
     if rng.random() < 0.08:
-        words = [side.pseudo(rng), side.pseudo(rng)]
+        parts = [side.pseudo(rng), side.pseudo(rng)]
     elif rng.random() < 0.08:
         description = ""
-    return tool_name(rng, words), description
+    return tool_name(rng, parts), description
 
 
 def _spoken_verb(verb: str) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from .data import Stage
+from .data import Emphasis, Stage
 from .grow import widened
 from .net import NetShape
 
@@ -27,6 +27,7 @@ class TrainingPlan:
     hold: float = 0.3  # fraction of the run at the full rate, before the linear decay
     floor: float = 0.02  # fraction of the rate at which the decay ends
     seed: int = 1
+    emphasis: Emphasis = field(default_factory=Emphasis)
 
 
 @dataclass(frozen=True)

@@ -22,13 +22,15 @@ class Document:
     """A training document: `text`, weighted ranges (start, end, weight) and, for measuring, labelled ranges.
 
     Characters outside every range weigh nothing. Where ranges overlap the later one counts. `labels` names
-    the ranges that evaluation scores: `name`, `call`, `value`, `answer`, `json`, `text`.
+    the ranges that evaluation scores: `name`, `call`, `value`, `answer`, `json`, `text`. `foretold` are places of
+    the list of tools whose words stand before them: nobody writes them, but they can be learned from.
     """
 
     text: str = ""
     ranges: list[tuple[int, int, float]] = field(default_factory=list)
     labels: list[tuple[int, int, str]] = field(default_factory=list)
     kind: str = ""
+    foretold: list[tuple[int, int]] = field(default_factory=list)
 
     def add(self, text: str, weight: float = 0.0) -> tuple[int, int]:
         """Append `text`; returns its range."""
@@ -71,7 +73,9 @@ def render(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, A
         doc.add(f"<|im_start|>system\n{system}")
         if tools:
             doc.add(("\n\n" if system else "") + "# Tools")
-            doc.add("".join("\n" + tool_text(tool) for tool in tools))
+            for tool in tools:
+                start, _ = doc.add("\n" + tool_text(tool))
+                doc.foretold += _foretold(doc.text[start:], start)
         doc.add("<|im_end|>\n")
     for message in rest:
         doc.add(f"<|im_start|>{message['role']}\n")
@@ -159,6 +163,22 @@ def _arguments(doc: Document, arguments: Mapping[str, Any]) -> None:
         doc.ranges += [(start + i, start + i + 1, STRUCTURE) for i, c in enumerate(text) if c == " "]
         separator = ", "
     doc.add("}" if arguments else "{}", DECISION)
+
+
+_WORD = re.compile(r"[A-Za-z][a-z]{2,}")
+
+
+def _foretold(text: str, start: int) -> list[tuple[int, int]]:
+    """Words of a tool's name and keys that its description has, or its name; `text` begins at `start`."""
+    head, mark, call = text.rpartition('{"name": ')
+    known = {word.lower() for word in _WORD.findall(head)}
+    found = []
+    for quoted in re.finditer(r'^"[^"]+"|"[^"]+"(?=: )', call):
+        words = list(_WORD.finditer(quoted.group()))
+        at = start + len(head) + len(mark) + quoted.start()
+        found += [(at + word.start(), at + word.end()) for word in words if word.group().lower() in known]
+        known |= {word.group().lower() for word in words}
+    return found
 
 
 def tool_text(tool: Mapping[str, Any]) -> str:

@@ -76,12 +76,15 @@ MAKERS: Mapping[str, Maker] = MappingProxyType(
         "long": lambda rng, side: agent(
             rng, side, 3, rng.randint(8, 20), rng.randint(4, 10), sentences=rng.choice((2, 10, 30)), everyday=0.4
         ),
-        "dense1": lambda rng, side: dense(rng, side, 1, rng.randint(3, 8), 0.1),
-        "dense2": lambda rng, side: dense(rng, side, 2, rng.randint(3, 9), 0.2),
-        "dense3": lambda rng, side: dense(rng, side, 3, rng.randint(3, 9), 0.25),
-        "errands": lambda rng, side: dense(rng, side, 3, rng.randint(4, 9), 1.0),
+        "dense1": lambda rng, side: dense(rng, side, 1, rng.randint(3, 8), everyday=0.1),
+        "dense2": lambda rng, side: dense(rng, side, 2, rng.randint(3, 9), everyday=0.2),
+        "dense3": lambda rng, side: dense(rng, side, 3, rng.randint(3, 9), everyday=0.25),
+        "errands": lambda rng, side: dense(rng, side, 3, rng.randint(4, 9), everyday=1.0),
         "jsons": lambda rng, side: json_task(rng, side, rng.randint(4, 8), 0.1, NUMBERS),
         "names": lambda rng, side: names_only(rng, side, rng.randint(5, 12)),
+        "alike2": lambda rng, side: dense(rng, side, 2, rng.randint(3, 9), everyday=0.0, alike=1.0),
+        "alike3": lambda rng, side: dense(rng, side, 3, rng.randint(3, 9), everyday=0.0, alike=1.0),
+        "likenames": lambda rng, side: names_only(rng, side, rng.randint(5, 12), alike=1.0),
         "huge": lambda rng, side: agent(
             rng, side, 3, rng.randint(16, 36), rng.randint(6, 12), sentences=rng.choice((2, 10, 60)), everyday=0.4
         ),

@@ -149,7 +149,7 @@ class Trainer:
         self.net.to(self.device)
         self.model = PackedNet(self.net, kernels_for(plan.shape, self.device))
         self.optimizer = Optimizer(self.net.named_parameters(), dtype=self.model.kernels.dtype)
-        self.stream = DocumentStream(tokenizer, plan.stages, plan.seed, library)
+        self.stream = DocumentStream(tokenizer, plan.stages, plan.seed, library, plan.emphasis)
         self.watch = Stopwatch()
         self.loss = loss
         directory.mkdir(parents=True, exist_ok=True)

@@ -10,8 +10,9 @@ import pytest
 
 from penstock.models import embedded
 from penstock.models.agent import agent
-from penstock.models.data import BatchStream, DocumentStream, Stage, pack, weigh
+from penstock.models.data import BatchStream, DocumentStream, Emphasis, Stage, pack, weigh
 from penstock.models.export import load
+from penstock.models.invented import alike_tools
 from penstock.models.render import DECISION, MARK_CLOSE, MARK_OPEN
 from penstock.models.results import failed, shown
 from penstock.models.sessions import MAKERS, make
@@ -54,6 +55,36 @@ def test_names_and_values_of_evaluation_are_never_seen_in_training():
         text = agent(Random(i), HELD, 1, 2, 2, everyday=0.0).text
         for name in re.findall(r'^\{"name": "([a-z]+)_([a-z]+)", "arguments": \{"\2', text, re.MULTILINE):
             assert all(held_out(word) for word in name if word not in verbs)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_words_of_names_and_keys_are_foretold_by_descriptions_or_names(seed, tokenizer):
+    doc = make("L3", Random(seed), TRAIN)
+    assert doc.foretold
+    for begin, end in doc.foretold:
+        line = doc.text.rfind('{"name": ', 0, begin)
+        before = doc.text[doc.text.rfind("}\n", 0, line) + 1 : begin]
+        assert doc.text[begin:end].lower() in before.lower()
+    plain, told = (weigh(tokenizer, doc, 4096, Emphasis(foretold=share)) for share in (0.0, 0.5))
+    more = [new for old, new in zip(plain.weights, told.weights, strict=True) if old != new]
+    assert more and set(more) == {0.5}
+
+
+def test_plain_text_may_count_less(tokenizer):
+    doc = Library(False).document(Random(1))
+    full, tenth = (weigh(tokenizer, doc, 4096, Emphasis(text=share)).weights for share in (1.0, 0.1))
+    assert tenth == pytest.approx([weight / 10 for weight in full]) and any(full)
+    other = make("L1", Random(1), TRAIN)
+    assert weigh(tokenizer, other, 4096, Emphasis(text=0.1)) == weigh(tokenizer, other, 4096)
+
+
+def test_tools_that_are_alike_share_words_and_differ():
+    for seed in range(20):
+        tools = alike_tools(Random(seed), TRAIN, 2, 6)
+        names = [tool.spec["function"]["name"] for tool in tools]
+        assert len(set(names)) == len({tool.subject for tool in tools}) == 6
+        words = [set(re.findall(r"[a-z]{3,}", tool.spec["function"]["description"].lower())) for tool in tools]
+        assert all(any(len(one & other) > 1 for other in words if other is not one) for one in words)
 
 
 def test_plain_text_is_split_too():

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from random import Random
 
@@ -20,12 +20,13 @@ from penstock.models import NAMES, embedded
 from penstock.models.evaluate import accepted_share, calls_in
 from penstock.models.export import load
 from penstock.models.generate import generate
-from penstock.models.grow import deepen, widen
+from penstock.models.grow import deepen, widen, with_heads
 from penstock.models.induction import initialise
 from penstock.models.net import Net, NetShape, parameters
 from penstock.models.optim import Optimizer, orthogonalise
 from penstock.models.presets import HEADS, PRESETS
 from penstock.models.teach import HeadTrainer, Lesson, acceptance, export_head, load_head
+from penstock.models.trials import COLUMNS, TRIALS, run_trial
 
 SMALL = NetShape(3, 64, 96, 2, 2, vocabulary=200, head=32)
 
@@ -66,10 +67,40 @@ def test_a_grown_network_computes_the_same_function():
     initialise(small, 0)
     deep = deepen(small, (0, 1, 3), seed=1)
     large = widen(deep, seed=1)
-    assert deep.shape.layers == 4 and large.shape.layers == 4 and large.shape.width == 128
+    more = with_heads(deep, 4, seed=1)
+    assert deep.shape.layers == 4 and large.shape.layers == 4 and large.shape.width == 128 and more.shape.heads == 4
     with torch.no_grad():
         assert torch.allclose(small(ids(50)), deep(ids(50)), atol=1e-4)
         assert torch.allclose(small(ids(50)), large(ids(50)), atol=1e-4)
+        assert torch.allclose(small(ids(50)), more(ids(50)), atol=1e-4)
+
+
+@pytest.mark.parametrize("name", [name for name in TRIALS if name != "plan"])
+def test_a_trial_changes_one_thing(name):
+    trial, base = TRIALS[name], PRESETS["mini"].pole
+    changed = asdict(trial.plan(base))
+    differs = [field for field, value in asdict(base).items() if changed[field] != value]
+    start = Net(SMALL)
+    grown = trial.start(start).shape != start.shape
+    assert (differs, grown) in (
+        [([field], False) for field in ("emphasis", "stages", "rate", "batch")] + [([], True), (["rate"], True)]
+    )
+
+
+def test_a_trial_trains_on_and_is_measured(tmp_path):
+    steps = []
+    found = run_trial(
+        PRESETS["mini"],
+        "heads",
+        minutes=0.02,
+        folder=tmp_path,
+        count=1,
+        reporter=lambda *_: lambda progress, _: steps.append(progress.tokens),
+    )
+    assert found.tokens == steps[-1] > 0 and found.seconds >= 1.2
+    assert all(0 <= right <= total for right, total in found.shares.values()) and found.shares["name L3"][1]
+    row = str(found).split("|")
+    assert row[1].strip() == "heads" and len(row) == len(COLUMNS) + 5
 
 
 def test_the_cache_changes_nothing():
