@@ -22,13 +22,16 @@ class Document:
     """A training document: `text`, weighted ranges (start, end, weight) and, for measuring, labelled ranges.
 
     Characters outside every range weigh nothing. Where ranges overlap the later one counts. `labels` names
-    the ranges that evaluation scores: `name`, `call`, `value`, `answer`, `json`, `text`.
+    the ranges that evaluation scores: `name`, `call`, `value`, `answer`, `json`, `text`. `messages` and `tools` are
+    what a chat document was rendered from.
     """
 
     text: str = ""
     ranges: list[tuple[int, int, float]] = field(default_factory=list)
     labels: list[tuple[int, int, str]] = field(default_factory=list)
     kind: str = ""
+    messages: Sequence[Mapping[str, Any]] = ()
+    tools: Sequence[Mapping[str, Any]] = ()
 
     def add(self, text: str, weight: float = 0.0) -> tuple[int, int]:
         """Append `text`; returns its range."""
@@ -64,7 +67,7 @@ def arguments_text(arguments: Mapping[str, Any] | str) -> str:
 
 def render(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (), kind: str = "") -> Document:
     """Render OpenAI `messages` and `tools`; assistant turns carry weight and labels."""
-    doc = Document(kind=kind)
+    doc = Document(kind=kind, messages=messages, tools=tools)
     rest = list(messages)
     if tools or (rest and rest[0]["role"] == "system"):
         system = rest.pop(0)["content"] if rest and rest[0]["role"] == "system" else ""
