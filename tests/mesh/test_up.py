@@ -134,7 +134,7 @@ async def test_nothing_outlives_a_killed_supervisor():
 
 
 async def test_the_demo_is_served_from_the_cache():
-    command = (sys.executable, "-m", "penstock.cli", "demo")
+    command = (sys.executable, "-m", "penstock.cli", "demo", "--seed", "3")
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     async with asyncio.timeout(150):
         output, _ = await process.communicate()
@@ -142,6 +142,8 @@ async def test_the_demo_is_served_from_the_cache():
     assert process.returncode == 0, text
     assert re.search(r"prompt tokens \(\d\d%\) were reused", text)
     assert "prefill and decode have workers of their own, to show the hand-off" in text, "whatever cores there are"
+    drawn = re.search(r"held-out sessions \(seed 3\): (\d+) of (\d+) calls right", text)
+    assert drawn and 0 <= int(drawn[1]) <= int(drawn[2]) and int(drawn[2]) > 5
 
 
 async def test_a_draft_with_other_tokens_is_refused_before_anything_starts(tmp_path):

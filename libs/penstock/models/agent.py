@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from . import talk
@@ -35,6 +35,9 @@ USUAL = Habits()
 BUSY = Habits(
     failing=0.05, asking=0.12, parallel=0.14, chained=0.06, chat=0.02, open=0.03, foreign=0.07, following=0.08
 )
+_NONE = Habits(failing=0, asking=0, parallel=0, chained=0, chat=0, open=0, foreign=0, following=0)
+ASKING = replace(_NONE, asking=0.8)
+FOREIGN = replace(_NONE, foreign=0.8)
 
 
 def agent(
@@ -46,13 +49,12 @@ def agent(
     *,
     sentences: int = 0,
     everyday: float = 0.35,
-    plain: bool = False,
+    habits: Habits | None = USUAL,
 ) -> Document:
-    """A session of `turns` exchanges over `tools` tools; `plain` keeps to simple requests."""
+    """A session of `turns` exchanges over `tools` tools; without `habits` all are plain requests."""
     session = Dialogue(rng, side)
     box = toolbox(rng, side, tools, level, everyday=everyday)
     session.system(talk.system_prompt(rng, side, sentences))
-    habits = None if plain else USUAL
     _converse(session, box, habits, short=rng.random() < 0.3, choose=lambda _: rng.choice(box), turns=turns)
     if rng.random() < _RETOLD:
         session.retell()

@@ -1,19 +1,21 @@
-"""`penstock models`: train the embedded pair, and measure it. Torch is imported only inside the commands."""
+"""`penstock models`: train the embedded pair, and a head for it. Torch is imported only inside the commands.
+
+`eval`, which starts a mesh, is a command of `penstock.cli.evaluating`.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
-from json import dumps
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import cyclopts
 
-app = cyclopts.App(name="models", help="Train and measure the embedded models.")
+app = cyclopts.App(name="models", help="Train the embedded models.")
 
 
-def _prepare(threads: int | None) -> None:
+def prepare(threads: int | None) -> None:
     """Let idle threads sleep: on a shared machine spinning ones starve the rest. Before torch is imported."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("GOMP_SPINCOUNT", "0")
@@ -53,7 +55,7 @@ def train(
         sitting: minutes after which to save and stop; the next run goes on from there.
         measure: train nothing; print how fast each step is, beside a plain loop over padded rows, and its parts' times.
     """
-    _prepare(threads)
+    prepare(threads)
     if measure:
         return _measure(preset, only)
     from rich.console import Console
@@ -95,7 +97,7 @@ def trial(
         count: held-out sessions of each kind.
         threads: CPU threads.
     """
-    _prepare(threads)
+    prepare(threads)
     from rich.console import Console
 
     from .display import display
@@ -145,7 +147,7 @@ def head(
         minutes: another time budget.
         threads: CPU threads.
     """
-    _prepare(threads)
+    prepare(threads)
     from dataclasses import replace
 
     from rich.console import Console
@@ -166,52 +168,6 @@ def head(
     export_head(trainer.head, out)
     for reach, shares in measure_head(trainer.head, net, tokenizer, plan).items():
         print(f"sees {reach:4} tokens back: right behind right ones " + " ".join(f"{share:.2f}" for share in shares))
-
-
-@app.command(name="eval")
-def evaluate(
-    directory: Path | None = None,
-    *,
-    draft: Path | None = None,
-    count: int = 24,
-    seed: int = 1,
-    kinds: tuple[str, ...] | None = None,
-    threads: int | None = None,
-    json: bool = False,
-) -> None:
-    """Measure a model directory, and its draft, on held-out tools, words and phrasings.
-
-    Args:
-        directory: the model; the embedded one unless told.
-        draft: its draft; the sibling directory `NAME-draft` unless told, none if there is no such directory.
-        count: sessions per kind.
-        kinds: kinds of tool sessions; all unless told.
-        seed: of the evaluation data, which shares nothing with training whatever the seed.
-        threads: CPU threads.
-        json: print one JSON object and nothing else.
-    """
-    _prepare(threads)
-    from . import embedded
-    from .evaluate import KINDS
-    from .evaluate import evaluate as measure
-
-    model = directory or embedded("penstock-mini")
-    pair = draft or model.with_name(model.name + "-draft")
-
-    def note(text: str) -> None:
-        print(text, file=sys.stderr)
-
-    report = measure(model, pair if pair.is_dir() else None, count=count, seed=seed, kinds=kinds or KINDS, note=note)
-    print(dumps(report) if json else _table(report))
-
-
-def _table(report: dict[str, Any]) -> str:
-    rows = []
-    for figure in report["figures"]:
-        goal = "" if figure["goal"] is None else f"  goal {figure['goal']}: {'met' if figure['met'] else 'not met'}"
-        span = "" if figure["min"] is None else f"  [{figure['min']}, {figure['max']}]"
-        rows.append(f"{figure['id']:26} {figure['value']:>10} {figure['unit']}{span}{goal}")
-    return "\n".join(rows)
 
 
 if __name__ == "__main__":

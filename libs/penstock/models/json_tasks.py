@@ -15,11 +15,15 @@ from .values import KINDS, schema, spoken, value
 from .words import Side
 
 
+def _schema(keys: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    properties = {k: schema(kind) for k, kind in keys}
+    return {"type": "object", "properties": properties, "required": [k for k, _ in keys]}
+
+
 def _schema_text(rng: Random, name: str, keys: Sequence[tuple[str, str]]) -> str:
     """The schema as users give it: as JSON schema, or as keys with types."""
     if rng.random() < 0.6:
-        properties = {k: schema(kind) for k, kind in keys}
-        full: dict[str, Any] = {"type": "object", "properties": properties, "required": [k for k, _ in keys]}
+        full = _schema(keys)
         if rng.random() < 0.3:
             full = {"title": name.capitalize()} | full
         if rng.random() < 0.4:
@@ -34,7 +38,10 @@ NUMBERS = (*KINDS, "int", "int", "number", "number", "bool", "bool")  # half of 
 def json_task(
     rng: Random, side: Side, tasks: int = 3, fixed_share: float = 0.3, kinds: Sequence[str] = KINDS
 ) -> Document:
-    """Answers that must be JSON for a schema given in the request or, in `fixed_share`, in the system prompt."""
+    """Answers that must be JSON for a schema given in the request or, in `fixed_share`, in the system prompt.
+
+    Each answer's message has the `schema` as a client would send it beside the request, however the text puts it.
+    """
     session = Dialogue(rng, side)
     fixed = rng.random() < fixed_share
     keys = _json_keys(rng, side, kinds)
@@ -53,7 +60,8 @@ def json_task(
         if not fixed:
             text = _ordered(rng, text, _schema_text(rng, name, keys), values)
         session.messages.append({"role": "user", "content": text})
-        session.messages.append({"role": "assistant", "content": _marked_json(values), "label": "json"})
+        answer = {"role": "assistant", "content": _marked_json(values), "label": "json", "schema": _schema(keys)}
+        session.messages.append(answer)
     return render(session.messages, (), "json")
 
 

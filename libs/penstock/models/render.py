@@ -23,7 +23,8 @@ class Document:
 
     Characters outside every range weigh nothing. Where ranges overlap the later one counts. `labels` names
     the ranges that evaluation scores: `name`, `call`, `value`, `answer`, `json`, `text`. `foretold` are places of
-    the list of tools whose words stand before them: nobody writes them, but they can be learned from.
+    the list of tools whose words stand before them: nobody writes them, but they can be learned from. `messages` and
+    `tools` are what a chat document was rendered from.
     """
 
     text: str = ""
@@ -31,6 +32,8 @@ class Document:
     labels: list[tuple[int, int, str]] = field(default_factory=list)
     kind: str = ""
     foretold: list[tuple[int, int]] = field(default_factory=list)
+    messages: Sequence[Mapping[str, Any]] = ()
+    tools: Sequence[Mapping[str, Any]] = ()
 
     def add(self, text: str, weight: float = 0.0) -> tuple[int, int]:
         """Append `text`; returns its range."""
@@ -66,7 +69,7 @@ def arguments_text(arguments: Mapping[str, Any] | str) -> str:
 
 def render(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (), kind: str = "") -> Document:
     """Render OpenAI `messages` and `tools`; assistant turns carry weight and labels."""
-    doc = Document(kind=kind)
+    doc = Document(kind=kind, messages=messages, tools=tools)
     rest = list(messages)
     if tools or (rest and rest[0]["role"] == "system"):
         system = rest.pop(0)["content"] if rest and rest[0]["role"] == "system" else ""

@@ -1,7 +1,8 @@
 """The training and evaluation data: every kind of document, from a seed.
 
 A document is a function of its random stream, of the side of the split and of the word list that is installed
-(`words.lexicon`). Kinds by name are in `MAKERS`; evaluation uses those that are not made for training alone.
+(`words.lexicon`). Kinds by name are in `MAKERS`; evaluation uses those that are not made for training alone, and has
+`asking` and `foreign` for itself.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from random import Random
 from types import MappingProxyType
+from typing import Literal, get_args
 
 from . import talk
-from .agent import agent, dense, names_only
+from .agent import ASKING, FOREIGN, agent, dense, names_only
 from .drills import lookup_drill, repeat_drill, select_drill
 from .json_tasks import NUMBERS, json_task
 from .render import Document, render
@@ -58,6 +60,9 @@ def chat(rng: Random, side: Side) -> Document:
 
 
 Maker = Callable[[Random, Side], Document]
+ToolKind = Literal["L1", "L2", "L3", "everyday", "long", "huge"]
+KINDS: tuple[ToolKind, ...] = get_args(ToolKind)
+"""Of tool sessions that evaluation measures; `huge` ones count for a figure of their own alone."""
 
 MAKERS: Mapping[str, Maker] = MappingProxyType(
     {
@@ -67,7 +72,9 @@ MAKERS: Mapping[str, Maker] = MappingProxyType(
         "json": lambda rng, side: json_task(rng, side, rng.randint(1, 4)),
         "facts": lambda rng, side: facts(rng, side, rng.randint(2, 12), rng.randint(3, 8)),
         "chat": chat,
-        "L1": lambda rng, side: agent(rng, side, 1, rng.choice((1, 2, 2)), rng.randint(2, 6), everyday=0.2, plain=True),
+        "L1": lambda rng, side: agent(
+            rng, side, 1, rng.choice((1, 2, 2)), rng.randint(2, 6), everyday=0.2, habits=None
+        ),
         "L2": lambda rng, side: agent(rng, side, 2, rng.randint(2, 4), rng.randint(3, 7), sentences=rng.randint(0, 2)),
         "L3": lambda rng, side: agent(rng, side, 3, rng.randint(2, 6), rng.randint(3, 8), sentences=rng.randint(0, 4)),
         "everyday": lambda rng, side: agent(
@@ -88,6 +95,8 @@ MAKERS: Mapping[str, Maker] = MappingProxyType(
         "huge": lambda rng, side: agent(
             rng, side, 3, rng.randint(16, 36), rng.randint(6, 12), sentences=rng.choice((2, 10, 60)), everyday=0.4
         ),
+        "asking": lambda rng, side: agent(rng, side, 2, rng.randint(2, 5), 8, sentences=2, everyday=0.2, habits=ASKING),
+        "foreign": lambda rng, side: agent(rng, side, 2, rng.randint(2, 5), 8, sentences=2, habits=FOREIGN),
     }
 )
 

@@ -15,13 +15,13 @@ from types import MappingProxyType
 from . import embedded
 from .data import Emphasis, Stage
 from .display import Reporter
-from .evaluate import documents
 from .export import load
 from .grow import deepen, widen, with_heads
 from .measure import exact
 from .net import Net
 from .presets import Preset, TrainingPlan
 from .train import Trainer
+from .turns import documents
 
 KINDS = ("L1", "L2", "L3", "everyday", "long", "json", "facts")
 COLUMNS = ("name", "call", "value", "json", "name L1", "name L2", "name L3", "name everyday", "name long")

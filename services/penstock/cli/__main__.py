@@ -38,7 +38,7 @@ def make_app() -> App:
     )
     app.command("penstock.gateway.accounts.commands:app", name="keys", help="Adds, lists and revokes API keys.")
     app.command("penstock.cli.ctl:app", name="ctl", help="Shows what a mesh does and why, and changes it.")
-    app.command("penstock.models.cli:app", name="models", help="Shows, trains and evaluates the embedded models.")
+    app.command("penstock.cli.evaluating:app", name="models", help="Trains and evaluates the embedded models.")
     for service, what in _SERVICES.items():
         app.command(_service(service, what))
     return app
@@ -65,7 +65,8 @@ def _up(*unnamed: _Unnamed, options: Annotated[MeshOptions | None, Parameter(nam
 
 
 def _demo(*unnamed: _Unnamed, options: Annotated[DemoOptions | None, Parameter(name="*")] = None) -> int:
-    """Starts the mesh on a free port, plays a session of several turns with tools, and shows what was cached."""
+    """Starts the mesh on a free port, plays a session of several turns with tools, and shows what was cached; then asks
+    for the calls of sessions that the model has never seen, and counts the right ones."""
     from penstock.cli.demo import demo
 
     _check_named("demo", unnamed)

@@ -13,10 +13,11 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
-from penstock.cli.mesh import MeshOptions
+from penstock.cli.mesh import DemoOptions
 from penstock.cli.playing import Exchange, ToolCall, play
 from penstock.cli.running import running_mesh
 from penstock.cli.script import Script, demo_script
+from penstock.cli.unseen import account, play_unseen
 from penstock.cli.up import reporting
 from penstock.cli.view import View
 
@@ -26,12 +27,13 @@ if TYPE_CHECKING:
 _LONGEST = 96
 
 
-def demo(options: MeshOptions) -> int:
-    """Plays the session on a mesh of its own. The exit code is 1 when a later request was not served from the cache."""
+def demo(options: DemoOptions) -> int:
+    """Plays the scripted session on a mesh of its own, then drawn ones. The exit code is 1 when a later request of the
+    scripted one was not served from the cache."""
     return reporting(options, partial(_run, options))
 
 
-async def _run(options: MeshOptions, view: View) -> int:
+async def _run(options: DemoOptions, view: View) -> int:
     try:
         from openai import AsyncOpenAI, OpenAIError
     except ImportError as error:
@@ -48,11 +50,14 @@ async def _run(options: MeshOptions, view: View) -> int:
         async with AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none") as client:
             try:
                 exchanges = await _play(client, options.names[0], script, console)
+                unseen = await play_unseen(client, options.names[0], options.seed)
             except OpenAIError as error:
                 view.failed(f"the session broke off: {error}")
                 return 1
     console.print(table(exchanges))
     console.print(summary(exchanges))
+    for line in ("", *account(unseen, options.seed)):
+        console.print(line)
     cold = not_cached(exchanges)
     for exchange in cold:
         console.print(f"[red]turn {exchange.turn} was not served from the cache[/]")

@@ -166,6 +166,8 @@ class DemoOptions(MeshOptions):
     """Port of the HTTP API on 127.0.0.1; 0 picks a free port."""
     prefill: int | None = 1
     """Number of prefill workers: the hand-off to decode is part of what is shown."""
+    seed: int = 1
+    """Draws the held-out sessions that are played behind the scripted one."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from transformers import AutoTokenizer
 from penstock.models import NAMES, embedded, json_tasks
 from penstock.models import agent as agents
 from penstock.models.render import render, unmarked
+from penstock.models.turns import documents, turns
 from penstock.models.words import Side
 
 
@@ -116,6 +117,17 @@ def test_the_template_and_the_renderer_agree_on_generated_sessions(tokenizer, mo
     for messages, tools in seen:
         plain = [m | {"content": unmarked(m["content"])} if m.get("content") else m for m in messages]
         assert rendered(tokenizer, plain, list(tools)) == render(messages, tools).text
+
+
+def test_what_a_client_asks_of_a_held_out_turn_renders_as_what_stands_before_it(tokenizer):
+    """Also where the client has written the calls its own way."""
+    retold = 0
+    for doc in documents(("L3", "everyday", "json", "facts"), 8, 1):
+        retold += any(message.get("retold") for message in doc.messages)
+        for turn in turns(doc):
+            prompt = rendered(tokenizer, turn.messages, list(turn.tools), add_generation_prompt=True)
+            assert prompt == doc.text[: turn.begin]
+    assert retold
 
 
 def test_each_turn_only_appends(tokenizer):

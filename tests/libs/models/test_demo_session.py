@@ -6,10 +6,10 @@ import json
 
 from penstock.models import embedded
 from penstock.models.demo_session import FUNCTIONS, SYSTEM, TOOLS, TURNS, answer
-from penstock.models.evaluate import calls_in
 from penstock.models.export import load
 from penstock.models.generate import generate
 from penstock.models.render import render
+from penstock.models.turns import calls_in
 
 
 def test_every_tool_has_a_function_that_takes_its_parameters():

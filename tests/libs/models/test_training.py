@@ -11,13 +11,14 @@ import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import torch
 from safetensors import safe_open
 
 from penstock.models import NAMES, embedded
-from penstock.models.evaluate import accepted_share, calls_in
+from penstock.models.evaluate import accepted_share
 from penstock.models.export import load
 from penstock.models.generate import generate
 from penstock.models.grow import deepen, widen, with_heads
@@ -149,13 +150,6 @@ def test_accepted_tokens_are_counted_per_drafted_token():
     assert accepted_share([1, 1, 0, 1, 1], Random(0)) == (4, 4 + 2)
 
 
-def test_calls_are_read_from_a_turn():
-    text = '<tool_call>\n{"name": "a", "arguments": {"y": 1, "x": "b"}}\n</tool_call>'
-    assert calls_in(f"{text}\n{text}") == [("a", '{"x": "b", "y": 1}')] * 2
-    assert calls_in("<tool_call>\n{oops}\n</tool_call>") is None
-    assert calls_in("Hello.") == []
-
-
 def command(*arguments: str | Path) -> list[str]:
     return [sys.executable, "-m", "penstock.models.cli", *map(str, arguments)]
 
@@ -187,18 +181,27 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path):
     for name in NAMES:
         net, tokenizer = load(tmp_path / "tiny" / name)
         assert tokenizer.get_vocab_size() <= net.shape.vocabulary
-    report = subprocess.run(
-        command("eval", tmp_path / "tiny" / "penstock-mini", "--count", "1", "--kinds", "L1", "--json"),
+    figures = evaluated(tmp_path / "tiny" / "penstock-mini", "--kinds", "L1")
+    wanted = {"tool_exact", "value_exact", "json_valid", "accept_tool_calls", "accept_answers", "accept_text"}
+    assert wanted | {"asks_back", "declines", "kind_spread", "tool_exact_L1"} <= figures.keys()
+    beside = {"tool_exact", "tool_name", "tool_exact_L1", "json_valid", "json_exact"}
+    for name in beside:
+        assert figures[f"{name}_constrained"]["against"] == figures[name]["against"], "the same turns"
+
+
+def evaluated(*arguments: str | Path) -> dict[str, dict[str, Any]]:
+    """Figures by name; of the free column, and of that with constrained decoding by a mesh of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock.cli", "models", "eval", *map(str, arguments), "--count", "1", "--json"],
         env=environment(),
         capture_output=True,
         text=True,
         timeout=120,
-        check=True,
     )
-    figures = json.loads(report.stdout)
-    assert figures["bench"] == "models"
-    wanted = {"tool_exact", "value_exact", "json_valid", "accept_tool_calls", "accept_answers", "accept_text"}
-    assert wanted <= {f["id"] for f in figures["figures"]}
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["bench"] == "models"
+    return {figure["id"]: figure for figure in report["figures"]}
 
 
 def test_the_package_and_its_commands_import_nothing_heavy():

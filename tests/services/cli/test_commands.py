@@ -626,3 +626,28 @@ def test_the_draft_follows_the_model() -> None:
     assert [none.draft_of(0), none.draft_of(1)] == ["none", "none"]
     own = MeshOptions(models=("/some/where", "penstock-mini"), draft="/a/draft")
     assert [own.draft_of(0), own.draft_of(1)] == ["/a/draft", "penstock-mini-draft"], "it has the tokens of the first"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("/nowhere",), "directory = '/nowhere': is no directory and no embedded model"),
+        (("--draft", "/nowhere"), "draft = '/nowhere': is no directory and no embedded model"),
+        (("--kinds", "L4"), "L4"),
+        (("--count", "0"), "count = 0: must be at least 1"),
+        (
+            ("--url", "http://127.0.0.1:1", "--count", "1", "--kinds", "L1"),
+            "the evaluation broke off: Connection error",
+        ),
+    ],
+)
+def test_what_can_not_be_evaluated_is_said_at_once(arguments: tuple[str, ...], says: str) -> None:
+    done = penstock("models", "eval", *arguments, COLUMNS="200")
+    said = done.stderr + done.stdout
+    assert done.returncode != 0 and says in " ".join(said.split())
+    assert "Traceback" not in said and "tool_exact" not in said
+
+
+def test_models_has_the_commands_that_train_and_the_one_that_measures() -> None:
+    shown = penstock("models", "--help", COLUMNS="200").stdout
+    assert all(f" {command} " in shown for command in ("train", "head", "eval"))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +15,8 @@ from penstock.cli.demo import not_cached, summary, table, transcript
 from penstock.cli.lines import plain, readable
 from penstock.cli.playing import Exchange, play
 from penstock.cli.script import Script
+from penstock.cli.unseen import account, play_unseen
+from penstock.models.turns import documents, turns
 
 SCRIPT = Script(
     system="Be brief.",
@@ -125,6 +129,56 @@ async def test_the_transcript_is_short_and_escaped() -> None:
     assert len(lines) == 2
     assert r"\[bold]hi" in lines[0]
     assert len(lines[1]) < 150
+
+
+class Knowing:
+    """Looks like AsyncOpenAI as far as `play_unseen` looks, and knows the right calls of some kinds of sessions."""
+
+    def __init__(self, seed: int, *kinds: str) -> None:
+        self.known = {
+            json.dumps([turn.messages, turn.tools]): turn for doc in documents(kinds, 1, seed) for turn in turns(doc)
+        }
+        self.models: set[str] = set()
+        self.chat = SimpleNamespace(completions=SimpleNamespace(create=self._create))
+
+    async def _create(self, *, model: str, messages: Any, tools: Any, **options: Any) -> Any:
+        assert options["temperature"] == 0 and "tool_choice" not in options, "as frameworks ask"
+        self.models.add(model)
+        turn = self.known.get(json.dumps([messages, tools]))
+        calls = [
+            SimpleNamespace(function=SimpleNamespace(name=name, arguments=arguments))
+            for name, arguments in (turn.calls if turn else [("other", "{}")])
+        ]
+        return SimpleNamespace(choices=[SimpleNamespace(message=SimpleNamespace(content=None, tool_calls=calls))])
+
+
+async def test_drawn_sessions_are_asked_for_after_the_right_history_and_their_right_calls_counted() -> None:
+    client: Any = Knowing(5, "L2", "everyday")
+    sessions = await play_unseen(client, "m", 5)
+    assert client.models == {"m"}
+    by_kind = {session.kind: session for session in sessions}
+    assert [*by_kind] == ["L2", "L3", "everyday"]
+    assert all(session.calls > 0 and session.tools > 1 for session in sessions)
+    assert by_kind["L2"].right == by_kind["L2"].calls and by_kind["everyday"].right == by_kind["everyday"].calls
+    assert by_kind["L3"].right == 0
+    *_, last = account(sessions, 5)
+    calls = sum(session.calls for session in sessions)
+    assert f"held-out sessions (seed 5): [bold]{calls - by_kind['L3'].calls} of {calls}[/] calls right" in last
+
+
+async def test_another_seed_draws_other_sessions() -> None:
+    client: Any = Knowing(6, "L2", "L3", "everyday")
+    assert sum(session.right for session in await play_unseen(client, "m", 5)) == 0
+
+
+def test_the_demo_has_no_torch_of_its_own() -> None:
+    """It draws the sessions without."""
+    program = (
+        "import sys, penstock.cli.demo; from penstock.models.turns import documents, turns\n"
+        "import penstock.models.served; [list(turns(doc)) for doc in documents(('L2', 'everyday'), 1, 1)]\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_log_lines_for_people() -> None:

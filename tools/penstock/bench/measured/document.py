@@ -55,7 +55,7 @@ machine is noisy: ratios travel, absolute figures do not. Goals were set before;
 
 Two figures have homes of their own: what the embedded models can and cannot do stands in
 [their card](../libs/penstock/models/penstock-mini/README.md) (`penstock models eval`), and what a session saves on your
-machine is what `make demo` prints at its end.
+machine is what `make demo` prints.
 """
 
 
