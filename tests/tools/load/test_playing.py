@@ -156,9 +156,9 @@ async def test_failures_have_a_kind_and_do_not_end_the_session(
 
 
 async def test_no_server_and_one_that_never_answers() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
-    [record] = await play(url, plan(single(0.0, "a")))
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # nobody listens there, and nobody else gets it
+        [record] = await play(f"http://127.0.0.1:{closed.getsockname()[1]}", plan(single(0.0, "a")))
     assert (record.error, record.status) == ("ConnectionRefusedError", 0)
 
     async def never(body: object) -> Said:

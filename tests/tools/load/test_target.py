@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 from tests.tools.load.chat_server import CONTEXT, OVERHEAD, TOKENS_PER_WORD, TOOL, serving
 from tests.tools.load.support import BLOCK, plan, play, single, target
@@ -68,10 +70,11 @@ async def test_a_server_that_does_not_tell_its_model_of_tools_gets_them_as_text(
 
 
 async def test_what_can_not_be_reached_is_said() -> None:
-    async with serving() as server:
-        url = server.url
-    with pytest.raises(LoadError, match=f"{url}/v1 can't be reached"):
-        await served(target(url))
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        with pytest.raises(LoadError, match=f"{url}/v1 can't be reached"):
+            await served(target(url))
     async with serving() as server:
         with pytest.raises(LoadError, match="can't be loaded: status 404"):
             await served(target(f"{server.url}/elsewhere"))

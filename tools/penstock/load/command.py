@@ -6,6 +6,7 @@ import asyncio
 import json as jsonlib
 import signal
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -44,6 +45,8 @@ def load(
 ) -> int:
     """Sends each request when it is due, however slow the answers are, and counts its time from then on.
 
+    Ends with status 0, with 1 if nothing was answered, and with 2 if it can't be done.
+
     Parameters
     ----------
     trace:
@@ -58,30 +61,26 @@ def load(
     json:
         Print the report as one JSON object and nothing else.
     """
-    options = options or LoadOptions()
+    files = [path for path in (out, html, records) if path is not None]
     try:
-        done = uvloop.run(_played(options, trace, quiet=json))
+        _check_places(files)
+        done = uvloop.run(_played(options or LoadOptions(), trace, quiet=json))
     except LoadError as error:
         print(f"penstock load: {error}", file=sys.stderr)
         return 2
     found = report(done)
-    encoded = msgspec.json.format(msgspec.json.encode(found), indent=1)
-    files = {out: encoded + b"\n"} if out else {}
+    encoded = msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n"
+    if out:
+        out.write_bytes(encoded)
     if html:
-        files[html] = page(found, done.records).encode()
+        html.write_text(page(found, done.records), encoding="utf-8")
     if records:
-        files[records] = b"".join(msgspec.json.encode(line) + b"\n" for line in record_lines(done))
-    for path, content in files.items():
-        try:
-            path.write_bytes(content)
-        except OSError as error:
-            print(f"penstock load: {path} can't be written: {error.strerror}", file=sys.stderr)
-            return 2
+        records.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in record_lines(done)))
     if json:
-        print(encoded.decode())
+        print(encoded.decode(), end="")
     else:
         Console(width=None if sys.stdout.isatty() else 120).print(shown(found))
-    return 0
+    return 0 if found["request_count"]["avg"] else 1
 
 
 @app.command
@@ -107,6 +106,15 @@ def compare(a: Path, b: Path, *, json: bool = False) -> int:
     else:
         Console(width=None if sys.stdout.isatty() else 120).print(found.shown(str(a), str(b)))
     return 0
+
+
+def _check_places(files: Iterable[Path]) -> None:
+    """Before a run, which may be a long one. Raises LoadError for a file that can't be written."""
+    for path in files:
+        try:
+            path.open("ab").close()
+        except OSError as error:
+            raise LoadError(f"{path} can't be written: {error.strerror}") from None
 
 
 async def _played(options: LoadOptions, trace: Path | None, *, quiet: bool) -> LoadRun:

@@ -49,6 +49,8 @@ class SessionPrompts:
         self._tools = tools and wording.tool_tokens is not None
         self._prompts: dict[int, list[SentMessage]] = {}
         self._answers: dict[int, AnswerText] = {}
+        self._defined: dict[int, list[Json]] = {}
+        """Tools by how many tokens they take."""
 
     def tools(self, number: int) -> list[Json]:
         """The definitions of tools that go with a turn: those of the prompt that it grew from."""
@@ -57,7 +59,9 @@ class SessionPrompts:
         turn = self._session.turns[number]
         while turn.parent >= 0:
             turn = self._session.turns[turn.parent]
-        return self._wording.tools(turn.tools)
+        if turn.tools not in self._defined:
+            self._defined[turn.tools] = self._wording.tools(turn.tools)
+        return self._defined[turn.tools]
 
     def messages(self, number: int) -> list[Json]:
         """The messages of a turn."""

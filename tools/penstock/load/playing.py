@@ -50,9 +50,8 @@ class MonotonicClock:
         return time.monotonic()
 
     async def until(self, at: float) -> None:
-        if (left := at - time.monotonic()) > 0:
+        while (left := at - time.monotonic()) > 0:  # noqa: ASYNC110 - timers may be early by a part of a millisecond
             await asyncio.sleep(left)
-            await self.until(at)  # timers may be early by a part of a millisecond
 
 
 class SessionsPlayer:
