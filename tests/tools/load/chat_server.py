@@ -51,6 +51,8 @@ class ChatServer:
     asked: list[dict[str, Any]] = field(default_factory=list)
     sessions: list[str] = field(default_factory=list)
     knows_tools: bool = True
+    counts: bool = True
+    """Whether it tells the usage."""
 
     async def chat(self, request: Request) -> Response:
         body = json.loads(await request.body())
@@ -88,6 +90,8 @@ class ChatServer:
         if said.cut:
             return
         yield event({"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}], "usage": None})
+        if not self.counts:
+            return
         usage = {"prompt_tokens": self.length(body), "completion_tokens": count, **said.usage}
         yield event({"choices": [], "usage": usage})
         yield b"data: [DONE]\n\n"

@@ -88,6 +88,14 @@ def test_whether_the_client_was_the_bottleneck_is_said_in_words() -> None:
     assert "500.0 ms" in late["notes"][-1] and "--processes" in late["notes"][-1]
 
 
+def test_lengths_that_are_not_those_of_the_trace_are_said() -> None:
+    assert not any("answers" in note or "Prompts" in note for note in parsed(run(record(planned_output=5)))["notes"])
+    empty = record(session="t", first=None, last=None, gaps=[], output_tokens=0, planned_output=5, prompt_tokens=150)
+    notes = parsed(run(record(planned_output=5), empty))["notes"]
+    assert "1 of 2 answers were empty." in notes and "1 of 2 answers were shorter than the trace's." in notes
+    assert "Prompts had 1.25 times the tokens of the trace's." in notes
+
+
 def test_nothing_at_all_is_a_report_too() -> None:
     nothing = run()
     found = parsed(nothing)

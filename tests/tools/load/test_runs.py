@@ -78,6 +78,16 @@ async def test_the_same_seed_is_the_same_load(tmp_path: Path) -> None:
     assert texts[0] == texts[1] != texts[2]
 
 
+async def test_a_server_that_counts_nothing_is_loaded_all_the_same() -> None:
+    async with serving() as server:
+        server.counts = False
+        done = await played(server.url, None, mix=("new=100,output=6",), limit=3)
+    found = report(done)
+    assert (found["request_count"]["avg"], found["output_sequence_length"]["avg"]) == (3, 6), "its parts are counted"
+    assert "a token is taken for 0.75 words" in found["notes"][0]
+    assert "input_sequence_length" not in found and "overall_usage_prompt_cache_read_pct" not in found
+
+
 async def test_a_context_that_is_too_small_is_said() -> None:
     async with serving() as server:
         with pytest.raises(LoadError, match="fits into a context of 64 tokens"):

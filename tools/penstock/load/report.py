@@ -7,7 +7,7 @@ infinite, or can't be told because something failed.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -28,6 +28,8 @@ from penstock.load.records import LoadRecord
 
 SCHEMA = "1.5"
 _MOST_ERRORS = 20
+_SHORTER, _LONGER = 0.05, 0.1
+"""Answers that are by such a part shorter, and prompts that are longer or shorter in the mean, are worth a word."""
 _OF_A_ROUND = ("avg", "p50", "p90", "p99")
 """What is kept of each round of a run with several."""
 
@@ -90,7 +92,7 @@ def report(run: LoadRun) -> dict[str, Any]:
         "rounds": _rounds(run),
         "error_summary": errors(records),
         "client_was_late": client_was_late(records),
-        "notes": [*run.notes, *_lateness(records)],
+        "notes": [*run.notes, *_lengths(records), *_lateness(records)],
     }
 
 
@@ -165,6 +167,21 @@ def _rounds(run: LoadRun) -> list[dict[str, Any]]:
                 }
             )
     return found
+
+
+def _lengths(records: Sequence[LoadRecord]) -> Iterator[str]:
+    """Where prompts and answers were not as long as planned."""
+    good = [record for record in records if record.good]
+    if empty := sum(record.first is None for record in good):
+        yield f"{empty} of {len(good)} answers were empty."
+    short = sum(record.tokens < (1 - _SHORTER) * record.planned_output for record in good)
+    if short > _SHORTER * len(good):
+        yield f"{short} of {len(good)} answers were shorter than the trace's."
+    counted = [record for record in good if record.prompt_tokens]
+    if counted:
+        ratio = sum(record.prompt_tokens or 0 for record in counted) / sum(r.planned_tokens for r in counted)
+        if abs(ratio - 1) > _LONGER:
+            yield f"Prompts had {ratio:.2f} times the tokens of the trace's."
 
 
 def _lateness(records: Sequence[LoadRecord]) -> list[str]:

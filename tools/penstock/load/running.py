@@ -123,9 +123,15 @@ def _command(key: str) -> str:
 
 def _notes(target: LoadTarget, wording: Wording, plan: LoadPlan) -> list[str]:
     notes = []
+    if wording.guessed:
+        notes.append(
+            f"The server does not say how long prompts are: a token is taken for {wording.words_per_token} words."
+        )
     tools = any(turn.tools for session in plan.sessions for turn in session.turns)
     if tools and target.tools != "none" and wording.tool_tokens is None:
-        notes.append("The server does not tell its model of tools: those of the trace are text of the system prompt.")
+        notes.append(
+            "The server does not tell its model of tools, or refuses them: they are text of the system prompt."
+        )
     if plan.skipped_requests:
         cut = f", so {plan.cut_sessions} sessions end early" if plan.cut_sessions else ""
         notes.append(f"{plan.skipped_requests} requests were skipped, as they would not fit into the context{cut}.")

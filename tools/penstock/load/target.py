@@ -116,7 +116,7 @@ async def calibrated(target: LoadTarget, context: int, salt: str) -> Wording:
     few = many // 4
     short, long = [await _length(target, wording.text("probe", words), []) for words in (few, many)]
     if not short or long <= short:
-        return Wording(salt=salt)  # it says nothing of lengths
+        return Wording(salt=salt, guessed=True)
     per_token = (many - few) / (long - short)
     tool_tokens = None
     if target.tools != "none":

@@ -28,6 +28,8 @@ class Wording(msgspec.Struct, frozen=True, kw_only=True):
     """Text is the same for the same seed and salt. Each round of a run has its own, so that none meets the text of an
     earlier one in a cache."""
     words_per_token: float = 0.75
+    guessed: bool = False
+    """Whether that is a guess, as the server does not say how long prompts are."""
     tool_tokens: float | None = None
     """Of a definition of a tool with an empty description; None: the server does not tell its model of tools."""
 
