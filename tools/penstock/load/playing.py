@@ -136,7 +136,7 @@ class SessionsPlayer:
             prompts.messages(turn), planned.output, prompts.tools(turn), must=planned.calls_tool
         )
         agent = f".{planned.agent}" if planned.agent else ""
-        name = "".join(letter if letter.isalnum() else "-" for letter in f"{self._wording.salt}-{session.name}")
+        name = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in f"{self._wording.salt}-{session.name}")
         header = (self._target.session_header, f"{name}{agent}")
         return self._client.request("POST", "/chat/completions", body, header if self._target.session_header else None)
 

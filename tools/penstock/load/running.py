@@ -129,9 +129,7 @@ def _notes(target: LoadTarget, wording: Wording, plan: LoadPlan) -> list[str]:
         )
     tools = any(turn.tools for session in plan.sessions for turn in session.turns)
     if tools and target.tools != "none" and wording.tool_tokens is None:
-        notes.append(
-            "The server does not tell its model of tools, or refuses them: they are text of the system prompt."
-        )
+        notes.append("The server does not tell its model of tools, or refuses them: they are text of the prompt.")
     if plan.skipped_requests:
         cut = f", so {plan.cut_sessions} sessions end early" if plan.cut_sessions else ""
         notes.append(f"{plan.skipped_requests} requests were skipped, as they would not fit into the context{cut}.")
