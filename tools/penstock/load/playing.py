@@ -13,6 +13,7 @@ is the trace's, however many requests fail.
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -136,7 +137,7 @@ class SessionsPlayer:
             prompts.messages(turn), planned.output, prompts.tools(turn), must=planned.calls_tool
         )
         agent = f".{planned.agent}" if planned.agent else ""
-        name = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in f"{self._wording.salt}-{session.name}")
+        name = re.sub(r"[^A-Za-z0-9]", "-", f"{self._wording.salt}-{session.name}")
         header = (self._target.session_header, f"{name}{agent}")
         return self._client.request("POST", "/chat/completions", body, header if self._target.session_header else None)
 
