@@ -1,1 +1,1 @@
-"""Load and measurement: a client that behaves like agents do, other engines, and the kept results of benches."""
+"""Load and measurement: recorded workloads, clients and other engines, and the kept results of benches."""

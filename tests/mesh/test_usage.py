@@ -7,11 +7,16 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
 from penstock.engine.request import SamplingParams
 from penstock.errors import NotFound
+from penstock.load.options import LoadOptions
+from penstock.load.processes import ClientProcesses
+from penstock.load.report import report as load_report
+from penstock.load.running import run as run_load
 from penstock.testing.mesh import MeshSetup
 from penstock.worker.serving.offering import Handoffs
 
@@ -202,3 +207,25 @@ async def test_the_next_turn_on_the_same_worker_moves_nothing(mesh, http):
         assert again.cached == in_pages(len(full) - 1) == len(full) - 1
     if not mesh.prefill:
         assert resident == again.cached and moved() == before
+
+
+async def test_a_load_reports_what_the_mesh_counted(mesh):
+    """Two sessions of three turns, from two processes of the client: what each turn sends again was there before."""
+    options = LoadOptions(url=mesh.url, mix=("turns=3,system=64,new=96,output=6",), limit=2, processes=2, slo_ttft=60.0)
+    done = await run_load(options, None, ClientProcesses())
+    found = load_report(done)
+    assert found["error_summary"] == []
+    assert [found[name]["avg"] for name in ("request_count", "session_count", "good_request_fraction")] == [6, 2, 1]
+    assert found["output_sequence_length"]["min"] == found["output_sequence_length"]["max"] == 6
+    for record in done.records:
+        assert record.tiers is not None and sum(record.tiers.values()) == record.cached_tokens
+        assert record.prompt_tokens == pytest.approx(record.planned_tokens, rel=0.5)
+    sessions = {record.session: [] for record in done.records}
+    for record in sorted(done.records, key=lambda record: record.turn):
+        sessions[record.session].append(record)
+    for turns in sessions.values():
+        for before, after in pairwise(turns):
+            assert after.cached_tokens >= before.prompt_tokens // BLOCK * BLOCK - BLOCK
+    assert sum(tier["tokens"] for tier in found["cached_tokens_by_tier"].values()) == sum(
+        record.cached_tokens for record in done.records
+    )

@@ -36,6 +36,7 @@ def make_app() -> App:
     app.command(
         "penstock.simulator.command:app", name="simulate", help="Serves recorded requests with a modelled mesh."
     )
+    app.command("penstock.load.command:app", name="load", help="Loads any server with OpenAI's API, open loop.")
     app.command("penstock.gateway.accounts.commands:app", name="keys", help="Adds, lists and revokes API keys.")
     app.command("penstock.cli.ctl:app", name="ctl", help="Shows what a mesh does and why, and changes it.")
     app.command("penstock.cli.evaluating:app", name="models", help="Trains and evaluates the embedded models.")

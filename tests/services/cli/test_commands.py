@@ -48,6 +48,7 @@ def test_help_names_every_command() -> None:
         "up",
         "demo",
         "bench",
+        "load",
         "ctl",
         "models",
         "gateway",

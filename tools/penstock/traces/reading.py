@@ -9,19 +9,22 @@ Three formats, all as JSON lines, gzipped when the name ends in .gz:
   for a token, and blocks have 16 tokens;
 - with `requests` (coding agents' sessions, a line each): `session`, `block_size`, `tool_tokens`, `system_tokens`, and
   of each request its time in seconds, tokens of input and output, blocks, how many of them an earlier request of the
-  session has too, and that one's number or -1. All sessions begin at the same time, and with the same tools and system
+  session has too, and that one's number or -1; perhaps also which agent of the session asked, how its answer ended, the
+  think time before it and how long it took. All sessions begin at the same time, and with the same tools and system
   prompt, as far as each has them.
 
-A table of lengths alone (Azure's CSV files) says nothing about reuse and is refused.
+A table of lengths alone (Azure's CSV files) says nothing about reuse: `load` refuses it, `load_lengths` reads it.
 """
 
 from __future__ import annotations
 
+import csv
 import gzip
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -52,6 +55,14 @@ class RecordedAsk:
     """Keys of its blocks: whole ones and, where the trace has it, the partial last one."""
     session: str
     """Empty where the trace doesn't say."""
+    took: float = 0.0
+    """Seconds until its answer had come; 0 where the trace doesn't say."""
+    agent: int = 0
+    """Which of the session's agents asked: 0 is the main one, the others are its sub-agents."""
+    tools: int = 0
+    """Tokens at the beginning of the prompt that define tools."""
+    calls_tool: bool = False
+    """Whether the answer was a call of a tool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +112,36 @@ def load(path: Path) -> Trace:
         raise TraceError(f"neither hash_ids, nor input and output, nor requests: {error!r}") from None
     asks.sort(key=lambda ask: ask.at)
     first = asks[0].at
-    moved = (RecordedAsk(ask.at - first, ask.tokens, ask.output, ask.keys, ask.session) for ask in asks)
+    moved = (replace(ask, at=ask.at - first) for ask in asks)
     trace = Trace(path.name.split(".")[0], block, tuple(moved))
     _check_chains(path, trace)
     return trace
+
+
+def load_lengths(path: Path) -> Trace:
+    """Reads a table of requests that have nothing in common, with the columns TIMESTAMP, ContextTokens and
+    GeneratedTokens, as Azure publishes them. Raises TraceError."""
+    try:
+        with _opened(path) as lines:
+            asks = [
+                RecordedAsk(
+                    datetime.fromisoformat(row["TIMESTAMP"].strip()).timestamp(),
+                    max(1, int(row["ContextTokens"])),
+                    max(_LEAST_OUTPUT, int(row["GeneratedTokens"])),
+                    (),
+                    "",
+                )
+                for row in csv.DictReader(lines)
+            ]
+    except FileNotFoundError:
+        raise TraceError("no such file") from None
+    except (OSError, KeyError, TypeError, ValueError, csv.Error) as error:
+        raise TraceError(f"not a table of TIMESTAMP, ContextTokens and GeneratedTokens: {error!r}") from None
+    if not asks:
+        raise TraceError("no request in it")
+    asks.sort(key=lambda ask: ask.at)
+    first = asks[0].at
+    return Trace(path.name.split(".")[0], _BLOCK, tuple(replace(ask, at=ask.at - first) for ask in asks))
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
@@ -156,13 +193,27 @@ def _from_sessions(rows: Iterable[dict[str, Any]]) -> tuple[int, list[RecordedAs
     common: list[bytes] = []
     for row in rows:
         block, name = row["block_size"], str(row["session"])
-        begins = (row["tool_tokens"] + row["system_tokens"]) // block
+        tools = row["tool_tokens"]
+        begins = (tools + row["system_tokens"]) // block
         common += [_key(b"common/%d" % number) for number in range(len(common), begins)]
         session: list[RecordedAsk] = []
-        for number, (at, tokens, output, blocks, shared, shared_with, *_) in enumerate(row["requests"]):
+        for number, (at, tokens, output, blocks, shared, shared_with, *more) in enumerate(row["requests"]):
+            agent, stop, _, took = more if more else (0, "", 0, 0)
             before = session[shared_with].keys[:shared] if shared_with >= 0 else tuple(common[: min(begins, blocks)])
             own = (_key(b"%s/%d/%d" % (name.encode(), number, at)) for at in range(len(before), blocks))
-            session.append(RecordedAsk(at, tokens, max(_LEAST_OUTPUT, output), (*before, *own), name))
+            session.append(
+                RecordedAsk(
+                    at,
+                    tokens,
+                    max(_LEAST_OUTPUT, output),
+                    (*before, *own),
+                    name,
+                    took=took,
+                    agent=agent,
+                    tools=min(tools, tokens),
+                    calls_tool=stop == "tool_use",
+                )
+            )
         asks += session
     return block, asks
 

@@ -82,7 +82,9 @@ def shrunk(trace: Trace, factor: int) -> Trace:
 
     def shorter(ask: RecordedAsk) -> RecordedAsk:
         tokens, output = max(1, ask.tokens // factor), max(1, ask.output // factor)
-        return replace(ask, tokens=tokens, output=output, keys=ask.keys[factor - 1 :: factor])
+        return replace(
+            ask, tokens=tokens, output=output, keys=ask.keys[factor - 1 :: factor], tools=ask.tools // factor
+        )
 
     return Trace(trace.name, trace.block_tokens, tuple(map(shorter, trace.asks)))
 

@@ -1,0 +1,1 @@
+"""Load: recorded and made-up workloads, played open loop before any server with OpenAI's API, and what came of it."""
