@@ -235,6 +235,22 @@ def test_an_output_is_remembered_though_nothing_was_looked_up_for_it(corpora):
         assert lookup.propose(1, 4).tokens == POEM[8:12]
 
 
+@pytest.mark.parametrize("verified", [True, False])
+def test_looks_go_on_where_drafts_are_verified_whoever_made_them_and_get_rare_where_none_are(corpora, verified):
+    looking, looks = Looking(Lookup(LIMITS, corpora)), 0
+    request = SimpleNamespace(prompt=POEM, owner=ANN, session=b"one")
+    looked = looking.begin()
+    for step in range(200):
+        tokens = [*POEM, *(POEM[at % len(POEM)] for at in range(step))]
+        live = SimpleNamespace(ticket=3, tokens=tokens, length=len(tokens), request=request)
+        looking.look_back(live, looked)
+        looking.look(live, looked, (), 4, 1e-3)
+        looks += looked.fresh
+        looking.settle(looked, verified)
+    assert looks == 200 if verified else looks < 100
+    assert (looking.begin().brought > 0.5) == verified, "a new sequence begins as this one was"
+
+
 @pytest.mark.parametrize("tenant", [BEA, b""])
 def test_another_tenant_knows_nothing_of_it_even_under_the_same_session(corpora, tenant):
     lookup = Lookup(LIMITS, corpora)

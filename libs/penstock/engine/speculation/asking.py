@@ -199,7 +199,7 @@ class Speculation:
         """So many drafts of the choice are verified."""
         writer.choice = choice
         if self._looking is not None:
-            self._looking.chosen(writer.looked, choice.guess.hope if length and choice.proposer == LOOKUP else 0.0)
+            self._looking.settle(writer.looked, bool(length))
 
     def learn(self, live: Live, drafted: int, accepted: int) -> None:
         """A step verified `drafted` drafts of the sequence and accepted the first `accepted` of them."""

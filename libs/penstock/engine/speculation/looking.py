@@ -30,7 +30,7 @@ class Looked:
     skipped: int = 0
     """Steps since the last look."""
     brought: float = 1.0
-    """Tokens that a look has been hoped to bring lately: none where its guess was not worth verifying."""
+    """Tokens that a look has been hoped to bring lately: none where nothing was worth verifying."""
     fresh: bool = False
     """It was looked for the step that is being planned."""
     begin: int = 0
@@ -74,9 +74,11 @@ class Looking:
         for trust in (looked.trust, self._trust):
             trust.learn(guess, came)
 
-    def chosen(self, looked: Looked, hope: float) -> None:
-        """So many tokens are hoped for of what is verified of a sequence's guess."""
+    def settle(self, looked: Looked, verified: bool) -> None:
+        """The step is planned, and verifies drafts of the sequence or none; whoever's they are, its own were worth as
+        much as is hoped of them."""
         if looked.fresh:
+            hope = looked.believed.hope if verified else 0.0
             self._brought = looked.brought = _FADING * looked.brought + (1 - _FADING) * hope
             looked.fresh = False
 
