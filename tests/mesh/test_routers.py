@@ -76,11 +76,12 @@ def as_large(load: Callable[[Worker], router_pb2.Load]) -> Callable[[Worker], ro
 class Trace:
     """Sessions that resend what was said before, each time with something new."""
 
-    def __init__(self, *doors: httpx2.AsyncClient, model: str = "tiny") -> None:
-        """Each request goes through the next of the doors."""
+    def __init__(self, *doors: httpx2.AsyncClient, model: str = "tiny", growth: int = GROWTH) -> None:
+        """Each request goes through the next of the doors, and brings so many new tokens."""
         self._doors = cycle(doors)
         self._model = model
-        self._texts = {f"routers/{number}": prompt(f"routers/{number}", GROWTH) for number in range(SESSIONS)}
+        self._growth = growth
+        self._texts = {f"routers/{number}": prompt(f"routers/{number}", growth) for number in range(SESSIONS)}
         self.known = 0
         """Tokens that had been computed before, of all requests."""
         self.missed = 0
@@ -104,10 +105,10 @@ class Trace:
         self.placed[plan["decode"]] += 1
         found = answer.json()
         if number:
-            known = len(text) - GROWTH - BLOCK  # the block of the last token is not full in the cache
+            known = len(text) - self._growth - BLOCK  # the block of the last token is not full in the cache
             self.known += known
             self.missed += max(0, known - found["usage"]["prompt_tokens_details"]["cached_tokens"])
-        self._texts[session] = text + found["choices"][0]["token_ids"] + prompt(f"{session}/{number}", GROWTH)
+        self._texts[session] = text + found["choices"][0]["token_ids"] + prompt(f"{session}/{number}", self._growth)
 
 
 def found(supervisor: int, what: str) -> list[psutil.Process]:
@@ -128,7 +129,7 @@ async def test_kill_9_in_a_mesh_that_shares_a_redis() -> None:
         doors = [child.cmdline() for child in children if "penstock.gateway" in child.cmdline()]
         urls = [f"http://{line[line.index('--http-address') + 1]}" for line in doors]
         both = [await stack.enter_async_context(httpx2.AsyncClient(base_url=url, timeout=60)) for url in urls]
-        trace = Trace(*both, model="penstock-mini")
+        trace = Trace(*both, model="penstock-mini", growth=8 * GROWTH)  # enough to compute for an even share to matter
         before = Counter[str]()
         for number in range(TURNS):
             async with asyncio.timeout(60):

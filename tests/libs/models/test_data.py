@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import combinations
 from random import Random
 
 import pytest
@@ -83,8 +84,9 @@ def test_tools_that_are_alike_share_words_and_differ():
         tools = alike_tools(Random(seed), TRAIN, 2, 6)
         names = [tool.spec["function"]["name"] for tool in tools]
         assert len(set(names)) == len({tool.subject for tool in tools}) == 6
-        words = [set(re.findall(r"[a-z]{3,}", tool.spec["function"]["description"].lower())) for tool in tools]
-        assert all(any(len(one & other) > 1 for other in words if other is not one) for one in words)
+        words = [{*re.findall(r"[a-z]{2,}", tool.subject)} - {"of"} for tool in tools]
+        assert len(set[str]().union(*words)) < sum(map(len, words)), "some word is in several"
+        assert all(one != other for one, other in combinations(words, 2)), "and no two have the same"
 
 
 def test_plain_text_is_split_too():

@@ -155,7 +155,7 @@ async def test_a_bound_model_says_what_the_small_one_says(tmp_path):
 
 async def test_without_a_head_its_figures_say_what_is_missing(tmp_path: Path) -> None:
     found = await head_figures(None, True)
-    assert [one.id for one in found] == ["head_worker_vs_plain_tool_calls", "head_service_vs_plain_tool_calls"]
+    assert [one.id for one in found] == ["head_ratio_worker_tool_calls", "head_ratio_service_tool_calls"]
     assert all(one.value is None and "penstock models head" in one.against for one in found)
     with pytest.raises(ConfigError, match=r"head = .*config\.json"):
         await head_figures(tmp_path, True)
