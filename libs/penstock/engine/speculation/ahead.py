@@ -14,7 +14,7 @@ from math import ceil, log
 from penstock.engine.hooks import DraftAsk, Drafter, DraftTerms
 from penstock.engine.scheduling.live import Live
 from penstock.engine.speculation.balance import Balance
-from penstock.engine.speculation.costs import DraftCosts
+from penstock.engine.speculation.costs import DraftCosts, HeldUp
 from penstock.engine.speculation.depths import MARGIN, StepSeconds, best_count
 from penstock.engine.speculation.guess import Guess
 from penstock.engine.speculation.head.watched import WatchedStates, states_of
@@ -27,12 +27,14 @@ in which an answer comes. The first doubles while it is worth it for none."""
 _LONGEST_TRIAL = 32
 _BETWEEN_TRIALS = 96
 """Steps between two trials that bring nothing, at least, for each step of one, where that is twice as long beside a
-drafter that works; fewer where it is less. A drafter may go on after the trial, which no step is known by."""
+drafter that works; fewer where it is less."""
 _TRIAL_DEPTH = 4
 _CHECK_EVERY, _LONGEST_CHECK_EVERY, _CHECK = 64, 1024, 3
 """After how many steps beside a drafter that works it rests for how many. The first doubles each time."""
 _LOOK_EVERY = 16
 """Steps between two looks at what it is worth, while that is nothing."""
+_NEW, _LEAST_THERE = 0.03, 0.02
+"""What the last sequence counts for in how many had drafts at hand, and the least share."""
 _FARTHEST = 0.1
 """No token is asked for that is right less often."""
 _SLACK_S = 0.0005
@@ -98,10 +100,13 @@ class RunningAhead:
         self.asked = 0
         """Sequences for which it drafts during the step."""
         self._balance = Balance()
+        self._held_up = HeldUp()
         self._costs = costs
         self._counters = counters
         self._timeout_s = timeout_s
         self._rate = DraftRate()
+        self._there = 1.0
+        """Share of the sequences for which it was asked whose drafts were at hand lately."""
         self._worth_it = True
         """For some sequence of the last step."""
         self._trial_every = _TRIAL_EVERY
@@ -120,6 +125,8 @@ class RunningAhead:
         self._check_every = _CHECK_EVERY
         self._check = 0
         """Steps for which it still rests, to learn what it costs."""
+        self._after = 0
+        """Steps to come in which it may work though it is not asked any more."""
 
     @property
     def open(self) -> bool:
@@ -205,8 +212,7 @@ class RunningAhead:
         self._trial = max(0, self._trial - 1)
         if self._untried >= max(self._trial_every, self._pause):
             self._trial_every = min(2 * self._trial_every, _LONGEST_TRIAL_EVERY)
-            answer = ceil(2 * self._drafter.delay_s / plain_s)
-            self._untried, self._trial = 0, min(_TRIAL + answer, _LONGEST_TRIAL)
+            self._untried, self._trial = 0, min(_TRIAL + self._answer_steps(plain_s), _LONGEST_TRIAL)
             longer = self._costs.ahead(len(sequences)) / plain_s
             self._pause = round(_BETWEEN_TRIALS * min(1.0, longer) * self._trial)
         if self.asked:
@@ -216,6 +222,10 @@ class RunningAhead:
                 self._check_every = min(2 * self._check_every, _LONGEST_CHECK_EVERY)
         self._check = max(0, self._check - 1)
         return not self._check
+
+    def _answer_steps(self, plain_s: float) -> int:
+        """In which an answer comes, twice as late as most do."""
+        return ceil(2 * self._drafter.delay_s / plain_s)
 
     async def wait(self, sequences: Sequence[Ahead], beside: StepBeside, idle: Callable[[], None]) -> float:
         """Waits for drafts as long as that makes more tokens per second than to go on; calls `idle` before. Returns for
@@ -240,7 +250,9 @@ class RunningAhead:
         """What there is, up to `room` tokens."""
         if not ahead.wanted:
             return Guess()
-        return self._guess(ahead, tuple(ahead.at_hand(self._drafter)[:room]))
+        tokens = tuple(ahead.at_hand(self._drafter)[:room])
+        self._there += _NEW * ((1.0 if tokens else _LEAST_THERE) - self._there)
+        return self._guess(ahead, tokens)
 
     def took(self, seconds: float) -> None:
         """To look at what it is worth, and to tell it, has taken so long."""
@@ -257,9 +269,10 @@ class RunningAhead:
         `others`. What took more than twice as long as expected is not its doing."""
         if not step.plain:
             return
-        if self.asked or rows:
+        self._after = min(self._answer_steps(step.plain), _LONGEST_TRIAL) if self.asked else max(0, self._after - 1)
+        if self.asked or rows or self._after:
             expected_s = step.of(rows + others) + self._costs.ahead(sequences) * self.asked
-            self._balance.pay(min(seconds, 2 * expected_s) - step.of(others))
+            self._balance.pay(self._held_up.without(seconds, expected_s) - step.of(others))
         self._balance.step(step.plain)
 
     def _guess(self, ahead: Ahead, tokens: tuple[int, ...]) -> Guess:
@@ -276,9 +289,10 @@ class RunningAhead:
             self._drafter.tell(asks)
 
     def _depth(self, ahead: Ahead, room: int, beside: StepBeside, local: float) -> int:
-        """How many of its tokens are worth verifying if they are at hand, beside `local` ones; 0: none."""
+        """How many of its tokens are worth verifying if they are at hand, beside `local` ones; 0: none. They have to be
+        worth the steps, too, in which it was asked and none were at hand."""
         reach = self._guess(ahead, (0,) * room).reach
-        more_s = self._costs.ahead(beside.sequences)
+        more_s = self._costs.ahead(beside.sequences) / self._there
         return best_count(reach, beside.seconds, beside.sequences, MARGIN, instead=local, more_s=lambda count: more_s)
 
     def _wanted(self, ahead: Ahead, step: StepSeconds) -> int:

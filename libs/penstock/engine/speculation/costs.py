@@ -12,10 +12,23 @@ _UNITS = (1.0, 16.0, 16_384.0, 1.0, 8.0, 4.0)
 many sequences are drafted for meanwhile."""
 
 _FIRST_STEPS, _OUTLIER = 4, 2.0
-"""After so many steps, one that takes more than so many times what is expected counts as no longer: what holds up a
-machine now and then is no cost of drafts."""
+"""After so many steps, one that takes more than so many times what is expected is held up."""
 _TOGETHER, _FROM = 4, 32
 """So many steps in a row without drafts are learned from together, after so many steps: arithmetic takes time, too."""
+
+
+class HeldUp:
+    """Knows steps that something has held up: what slows a machine now and then is no cost of drafts. Where one after
+    the other takes so long, it is."""
+
+    def __init__(self) -> None:
+        self._last = False
+
+    def without(self, seconds: float, expected_s: float) -> float:
+        """What a step that took `seconds` counts as."""
+        most_s = _OUTLIER * expected_s
+        last, self._last = self._last, seconds > most_s
+        return seconds if last else min(seconds, most_s)
 
 
 @dataclass(slots=True)
@@ -37,14 +50,20 @@ class DraftCosts:
         self._fits: dict[int, LinearFit] = {}
         self._steps: dict[int, int] = {}
         self._plain = _PlainSteps()
+        self._held_up = HeldUp()
+        self._drafts = 4.0
+        """That a step verified lately, if any. Where it was always as many, the fit may make up for a row that it takes
+        for too dear by less than nothing for the rest: of so many it is right."""
 
     def learn(self, seconds: float, sequences: int, context: int, drafts: int, ahead: int) -> None:
         """A step of `sequences` sequences with `context` tokens together took `seconds`. It verified `drafts` drafts,
         and a drafter that may be on the same cores drafted for `ahead` sequences meanwhile."""
         steps, fit = self.steps(sequences), self._fit(sequences)
+        if drafts:
+            self._drafts += 0.2 * (drafts - self._drafts)
         quantities = (1.0, sequences, context, drafts > 0, drafts, ahead)
         if steps >= _FIRST_STEPS:
-            seconds = min(seconds, _OUTLIER * fit.expected(quantities))
+            seconds = self._held_up.without(seconds, fit.expected(quantities))
         self._steps[sequences.bit_length()] = steps + 1
         if not (drafts or ahead) and steps >= _FROM:
             self._hold(seconds, sequences, context)
@@ -76,6 +95,9 @@ class DraftCosts:
         """Of the next step; all 0 before the like was measured."""
         fit = self._fit(sequences)
         *_, verify, row, _ = fit.known
+        if not (verify and row):
+            drafts_s = fit.expected((0.0, 0, 0, True, self._drafts, 0))
+            verify, row = (drafts_s, 0.0) if verify else (0.0, drafts_s / self._drafts)
         return StepSeconds(fit.expected((1.0, sequences, context, False, 0, 0)), verify, row)
 
     def ahead(self, sequences: int) -> float:

@@ -12,6 +12,8 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
+from penstock.bench.e2e.answers import TimedAnswer
+from penstock.bench.e2e.client import TimedClient
 from penstock.bench.e2e.dialects import OpenAi
 from penstock.bench.e2e.running import free_port, serving
 from penstock.bench.e2e.servers import ServerSpec
@@ -61,6 +63,7 @@ class DraftedAnswer:
 class BenchMesh:
     """A mesh that runs."""
 
+    port: int
     client: AsyncOpenAI
     model: str
 
@@ -77,19 +80,29 @@ class BenchMesh:
         )
 
     async def complete(self, prompt: Sequence[int], tokens: int, drafts: bool = True) -> DraftedAnswer:
-        """The next `tokens` tokens behind a prompt of token ids, greedily; with `drafts` or without."""
-        more = {} if drafts else NO_DRAFTS
-        return await _read(
-            await self.client.completions.create(
-                model=self.model,
-                prompt=list(prompt),
-                max_tokens=tokens,
-                temperature=0,
-                stream=True,
-                stream_options={"include_usage": True},
-                extra_body={"ignore_eos": True, "return_token_ids": True, **more},
-            )
-        )
+        """The next `tokens` tokens behind a prompt of token ids, greedily; with `drafts` or without. The client takes
+        less of the processor than OpenAI's, which the mesh is to have."""
+        completions = _Completions(self.model, drafts)
+        timed = await TimedClient("127.0.0.1", self.port, completions).ask(prompt, tokens, "bench")
+        return DraftedAnswer(timed.times[0], timed.times[-1], timed.ids, len(timed.ids) - 1, completions.accepted)
+
+
+class _Completions(OpenAi):
+    """Of one request."""
+
+    def __init__(self, model: str, drafts: bool) -> None:
+        super().__init__(model)
+        self._drafts = drafts
+        self.accepted = 0
+        """Drafts that were accepted."""
+
+    def body(self, prompt: Sequence[int], tokens: int) -> dict[str, Any]:
+        return super().body(prompt, tokens) | ({} if self._drafts else NO_DRAFTS)
+
+    def read(self, event: Mapping[str, Any], answer: TimedAnswer, now: float) -> None:
+        super().read(event, answer, now)
+        if usage := event.get("usage"):
+            self.accepted = usage["penstock"]["accepted_tokens"]
 
 
 async def _read(stream: AsyncIterator[Any]) -> DraftedAnswer:
@@ -101,7 +114,6 @@ async def _read(stream: AsyncIterator[Any]) -> DraftedAnswer:
         elif chunk.choices:
             answer.last = time.perf_counter()
             answer.first = answer.first or answer.last
-            answer.ids += (chunk.choices[0].model_extra or {}).get("token_ids") or ()
     return answer
 
 
@@ -128,5 +140,5 @@ async def running(target: Path, forms: Mapping[str, Form]) -> AsyncIterator[Mapp
             )
             await stack.enter_async_context(serving(spec, port))
             client = AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0, timeout=300)
-            meshes[name] = BenchMesh(await stack.enter_async_context(client), target.name)
+            meshes[name] = BenchMesh(port, await stack.enter_async_context(client), target.name)
         yield meshes
