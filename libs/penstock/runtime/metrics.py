@@ -155,6 +155,13 @@ class GatewayMetrics(Metrics):
             "reason",
         )
         self.live = self._gauge("penstock_requests_live", "Requests between first and last byte")
+        self.batch_lines = self._counter(
+            "penstock_batch_lines", "Lines of batches that have a result: answered or failed", "outcome"
+        )
+        self.batch_waiting = self._gauge(
+            "penstock_batch_lines_waiting", "Lines of the batches that this gateway runs which have not begun"
+        )
+        self.batch_running = self._gauge("penstock_batch_lines_running", "Lines of batches between begin and answer")
         self._prompt_tokens = self._counter(
             "vllm:prompt_tokens", "Prompt tokens of ended requests that workers computed or reused", _MODEL
         )
