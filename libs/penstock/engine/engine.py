@@ -32,8 +32,8 @@ from penstock.engine.request import Request, Update
 from penstock.engine.rules import FREE, TextRules
 from penstock.engine.sampling.choice import Chosen
 from penstock.engine.scheduling.live import Live, new_live
-from penstock.engine.scheduling.plan import StepLimits
 from penstock.engine.scheduling.scheduler import Ended, Scheduler
+from penstock.engine.scheduling.situation import StepLimits
 from penstock.engine.speculation.asking import Speculation
 from penstock.engine.speculation.guess import Guess
 from penstock.engine.speculation.head.guessing import HeadGuesser
@@ -254,7 +254,7 @@ class Engine:
         self.check(request)
         if request.id in self._outlets:
             raise EngineBusy(f"a request named {request.id!r} is live already")
-        queued = self._scheduler.waiting + len(self._loads)
+        queued = self._scheduler.queued(request.yields) + len(self._loads)
         if queued >= self.config.max_waiting:
             raise EngineBusy(f"{queued} requests are waiting already")
         self._tickets += 1
@@ -319,7 +319,7 @@ class Engine:
             self._wake.clear()
             drafts = await self._speculation.ask(self._scheduler.decoding(), self._hand_out)
             self._loads.look_again(self._scheduler.next_in_line())
-            step = self._scheduler.next_step(drafts, stalled, self._pace.room())
+            step = self._scheduler.next_step(drafts, stalled, self._pace.room(), self._pace.leftover())
             stalled = False
             if step:
                 await self._step(step, bool(drafts))
@@ -366,8 +366,9 @@ class Engine:
         self._counters.failed_steps += failed
         if not failed:
             took = now - started - (self._pace.turns.waited_s - waited)
-            self._counters.step(took, prefill, rows, runs)
-            if not prefill:
+            aside = all(live.request.yields for live in step)
+            self._counters.step(took, prefill, rows, runs, aside=aside)
+            if not (prefill or aside):
                 self._speculation.timed(took, runs)
         for end in ended:
             self._finish(end)

@@ -413,6 +413,8 @@ class RouterMetrics(Metrics):
         self.hints = self._counter("penstock_session_hints", "Session hints passed on to the stores", "state")
         self.decision = self._histogram("penstock_plan_seconds", "Time to decide")
         self.held = self._gauge("penstock_held_requests", "Requests that the router holds back")
+        self.yielding = self._gauge("penstock_yielding_plans", "Live plans of requests that yield: lines of batches")
+        self.held_yielding = self._gauge("penstock_held_yielding_requests", "Requests that yield and have no place yet")
         self.held_seconds = self._histogram(
             "penstock_held_seconds", "Seconds for which a planned request was held back"
         )
