@@ -49,6 +49,8 @@ from penstock.kv.spec import KvSpec
 from penstock.runtime.threads import started_threads
 from penstock.runtime.turns.baton import Baton
 
+_LOOK_S = 0.02
+"""Between two looks whether other workers on the same cores leave them to sequences that yield."""
 _COPIERS = 4
 """Threads that copy loaded KV: more would not make memory faster."""
 
@@ -331,11 +333,12 @@ class Engine:
     async def _woken(self) -> bool:
         """Waits for news; False when sequences have been waiting in vain for pages for `stall_s`."""
         self._counters.resting = True
+        away = self._scheduler.yielding and not self._pace.leftover().alone_s  # nobody says when the cores are free
         try:
-            async with asyncio.timeout(self.config.stall_s if self._scheduler.waiting else None):
+            async with asyncio.timeout(_LOOK_S if away else self.config.stall_s if self._scheduler.waiting else None):
                 return await self._wake.wait()
         except TimeoutError:
-            return False
+            return away
         finally:
             self._counters.resting = False
 

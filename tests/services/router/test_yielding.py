@@ -175,8 +175,9 @@ async def test_over_the_wire_a_place_comes_free_with_the_stream_that_has_it(star
         harness.router.planner.ledger.empty
         and harness.router.metrics.registry.get_sample_value("penstock_held_yielding_requests") == 1
     )
-    _, other = await harness.plan()
+    another, other = await harness.plan()
     assert other.decode.member_id == "w" and not other.HasField("held"), "others don't wait for them"
+    await harness.gone(another)
     await harness.gone(streams[0][0])
     assert (await call.read()).decode.member_id == "w"
     for each, _ in [*streams[1:], (call, answer)]:

@@ -119,6 +119,11 @@ class Scheduler:
         others = _others(self._waiting)
         return len(self._waiting) - others if yielding else others
 
+    @property
+    def yielding(self) -> bool:
+        """Whether sequences that yield have something to compute."""
+        return any(yields(live) for line in (self._running, self._waiting) for live in line)
+
     def crowd(self) -> tuple[int, int]:
         """(Sequences whose prompt steps have still to compute, sequences that generate), without those that yield."""
         running = [live for live in self._running if not yields(live)]
@@ -234,7 +239,7 @@ class Scheduler:
         """Repeats the last step one token later: the same answer as `plan` in a fraction of its time. None when `plan`
         would answer differently."""
         step, size = self._decoding, self._limits.block_size
-        if step is None or (yields(step[0]) and self._pool.free < self._reserve // 2):
+        if step is None or (step and yields(step[0]) and self._pool.free < self._reserve // 2):
             return None
         full = []
         for live in step:
