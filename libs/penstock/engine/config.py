@@ -61,7 +61,7 @@ class EngineSettings:
     """Target for the milliseconds between two tokens of a running stream while prompts are computed beside it; 0: none.
     Chunks of prompts are made short enough, but never shorter than 16 tokens or half the time of a decode step; one
     that ends within eight times the target is computed in one step."""
-    yield_ms: float = 10.0
+    yield_ms: float = 2.5
     """Most milliseconds of a step of lines of batches alone, and of others that yield: for so long a request that comes
     may have to wait for them. Such a step may take twice as long as the smallest in any case."""
     max_running: int = 64

@@ -321,7 +321,8 @@ class Engine:
             self._wake.clear()
             drafts = await self._speculation.ask(self._scheduler.decoding(), self._hand_out)
             self._loads.look_again(self._scheduler.next_in_line())
-            step = self._scheduler.next_step(drafts, stalled, self._pace.room(), self._pace.leftover())
+            leftover = self._pace.leftover(self._scheduler.yielding)
+            step = self._scheduler.next_step(drafts, stalled, self._pace.room(), leftover)
             stalled = False
             if step:
                 await self._step(step, bool(drafts))
@@ -333,7 +334,8 @@ class Engine:
     async def _woken(self) -> bool:
         """Waits for news; False when sequences have been waiting in vain for pages for `stall_s`."""
         self._counters.resting = True
-        away = self._scheduler.yielding and not self._pace.leftover().alone_s  # nobody says when the cores are free
+        yielding = self._scheduler.yielding
+        away = yielding and not self._pace.leftover(yielding).alone_s  # nobody says when the cores are free
         try:
             async with asyncio.timeout(_LOOK_S if away else self.config.stall_s if self._scheduler.waiting else None):
                 return await self._wake.wait()

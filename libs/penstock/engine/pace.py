@@ -21,7 +21,7 @@ from penstock.engine.scheduling.chunking import (
     room_s,
     whole_tokens,
 )
-from penstock.engine.scheduling.leftover import Leftover, leftover
+from penstock.engine.scheduling.leftover import ANY_LEFTOVER, Leftover, leftover
 from penstock.engine.scheduling.situation import PromptRoom
 from penstock.engine.stats import Counters
 from penstock.engine.step.run import Run
@@ -84,8 +84,11 @@ class StepPace:
             alone = chunk_tokens(target_s, beside.step_s, rate * self._layers, most)
         return PromptRoom(beside=chunk, alone=alone, whole=whole, enough=enough)
 
-    def leftover(self) -> Leftover:
-        """What the next step has for sequences that yield. Streams of others on the same cores would wait for them."""
+    def leftover(self, yielding: bool) -> Leftover:
+        """What the next step has for sequences that yield, if there are any. Streams of others on the same cores would
+        wait for them."""
+        if not yielding:
+            return ANY_LEFTOVER
         counters = self._counters
         alone = self._baton is None or not self._baton.beside().streams
         most_s, streams = self._config.yield_ms / 1000, self._crowd()[1]

@@ -229,6 +229,22 @@ def evict(options: Options = None, *, trace: list[Path] | None = None) -> None:
 
 
 @app.command
+def operate(options: Options = None, *, part: list[Literal["batch"]] | None = None) -> None:
+    """What an operator's work costs those who are served meanwhile: a batch of a thousand lines beside live traffic.
+
+    Parameters
+    ----------
+    part:
+        Only these. Default: all.
+    """
+    import uvloop
+
+    from penstock.bench.operate.measure import measure
+
+    _run(lambda quick: measure(quick, part or ()), options, uvloop.new_event_loop)
+
+
+@app.command
 def paired(other: Path, name: str, *, rounds: int = 3, quick: bool = False, json: bool = False) -> None:
     """A bench here and in another checkout, in turns: the ratio of each figure, here : there.
 

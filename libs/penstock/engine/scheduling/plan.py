@@ -218,7 +218,8 @@ class _Planner:
             return
         while self.free < self.reserve // 2 and len(self.running) > 1 and self.preempt(YIELDS_FROM - 1):
             pass
-        prompts = bool(waiting) or any(live.remaining > 1 for live in self.running)
+        may_begin = bool(waiting) and len(self.running) < self.limits.max_running
+        prompts = may_begin or any(live.remaining > 1 for live in self.running)
         taken = self.fill_rows(seconds / 2 if prompts else seconds, least=1)
         self.fill_prompts(seconds - taken, waiting, stalled, least=LEAST_TOKENS)
 

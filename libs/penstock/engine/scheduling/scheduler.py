@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from penstock.engine.hooks import LoadResult
 from penstock.engine.pages import PagePool
 from penstock.engine.request import FinishReason
 from penstock.engine.sampling.choice import Chosen
-from penstock.engine.scheduling.leftover import ANY_LEFTOVER, Leftover
+from penstock.engine.scheduling.leftover import ANY_LEFTOVER, YIELDS_FROM, Leftover
 from penstock.engine.scheduling.live import Live
 from penstock.engine.scheduling.outstanding import Outstanding
 from penstock.engine.scheduling.plan import plan, yields
@@ -58,9 +58,9 @@ _RESERVED = 4
 a step of theirs is computed."""
 
 
-def _others(line: Iterable[Live]) -> int:
-    """How many do not yield."""
-    return sum(not yields(live) for live in line)
+def _others(line: Sequence[Live]) -> int:
+    """How many of a line, or of a step, do not yield: they stand before the others."""
+    return bisect_left(line, YIELDS_FROM, key=_by_place)
 
 
 def _by_place(live: Live) -> int:
@@ -89,7 +89,7 @@ class Scheduler:
     def stats(self) -> SchedulerStats:
         """Now."""
         pool, lines = self._pool.stats(), (self._running, self._waiting, self._loading)
-        yielding = sum(yields(live) for line in lines for live in line)
+        yielding = sum(len(line) - _others(line) for line in lines)
         held = pool.total - pool.free
         if yielding:  # of pages that several share nobody knows here who else does: so they count as others'
             held = min(held, sum(len(live.pages) for line in lines for live in line if not yields(live)))
@@ -122,13 +122,13 @@ class Scheduler:
     @property
     def yielding(self) -> bool:
         """Whether sequences that yield have something to compute."""
-        return any(yields(live) for line in (self._running, self._waiting) for live in line)
+        return any(line and yields(line[-1]) for line in (self._running, self._waiting))
 
     def crowd(self) -> tuple[int, int]:
         """(Sequences whose prompt steps have still to compute, sequences that generate), without those that yield."""
-        running = [live for live in self._running if not yields(live)]
-        streams = sum(live.remaining == 1 for live in running)
-        return _others(self._waiting) + len(running) - streams, streams
+        running = _others(self._running)
+        streams = sum(live.remaining == 1 for live in self._running[:running])
+        return _others(self._waiting) + running - streams, streams
 
     # A sequence comes
 
@@ -219,7 +219,7 @@ class Scheduler:
 
     def decoding(self) -> list[Live]:
         """Running sequences whose next step can take drafts. Those that yield have none: a step with them is short."""
-        return [live for live in self._running if live.remaining == 1 and not yields(live)]
+        return [live for live in self._running[: _others(self._running)] if live.remaining == 1]
 
     def next_step(
         self,

@@ -61,11 +61,11 @@ class LineAnswerer:
         self._awake = asyncio.Event()
         self._awake.set()
 
-    async def place(self) -> LinePlace:
+    async def place(self, line: BatchLine) -> LinePlace:
         """A place for a line; the caller owes one `leave`, or gives it to `answer`. As long as lines of the batch
         pause, there is none: others would only meet what they have met."""
         await self._awake.wait()
-        return await self._window.enter()
+        return await self._window.enter(line.model)
 
     async def answer(self, line: BatchLine, place: LinePlace) -> LineResult:
         """What becomes of a line. It leaves its place, and takes another after a pause, when it has to be tried again;
@@ -97,7 +97,7 @@ class LineAnswerer:
                         max(pause_s, min(error.retry_after or 0, _LONGEST_PAUSE_S)) * random.uniform(0.7, 1)
                     )
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-                place = await self._window.enter()
+                place = await self._window.enter(line.model)
         finally:
             place.leave()
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 
 from msgspec.structs import replace
 
 from penstock.gateway.batches.lines import LineResult, recorded, split
-from penstock.gateway.batches.records import Clock, LinesUsage, StoredBatch
+from penstock.gateway.batches.records import LinesUsage, StoredBatch
 from penstock.gateway.batches.store import BatchClaim, BatchStore
 from penstock.runtime.metrics import GatewayMetrics
 
@@ -20,7 +21,7 @@ _SAVE_S = 1.0
 class LineResults:
     """Owner of what is written for a batch while it is claimed. Everything here raises ClaimLost and OSError."""
 
-    def __init__(self, store: BatchStore, claim: BatchClaim, metrics: GatewayMetrics, clock: Clock) -> None:
+    def __init__(self, store: BatchStore, claim: BatchClaim, metrics: GatewayMetrics) -> None:
         self.batch = claim.batch
         """With the counts of what is written."""
         self.done: set[str] = set()
@@ -30,11 +31,10 @@ class LineResults:
         self._store = store
         self._claim = claim
         self._metrics = metrics
-        self._clock = clock
         self._ready: list[tuple[LineResult, asyncio.Future[None]]] = []
         self._stirred = asyncio.Event()
         self._closed = False
-        self._saved_at = 0.0
+        self._saved = self.batch
 
     async def recall(self) -> None:
         """Finds what was written before."""
@@ -60,18 +60,27 @@ class LineResults:
     async def write(self) -> None:
         """Writes what comes, until `close`, and the rest then. Not to be cancelled as long as the claim is used: nobody
         would know what is written."""
+        loop = asyncio.get_running_loop()
+        saved_at = loop.time() - _SAVE_S
         while not self._closed or self._ready:
             if not self._ready:
-                await self._stirred.wait()
                 self._stirred.clear()
-                continue
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_SAVE_S if self._changed else None):
+                        await self._stirred.wait()
             ready, self._ready = self._ready[:_AT_ONCE], self._ready[_AT_ONCE:]
             await self.add([result for result, _ in ready])
             for _, written in ready:
                 if not written.done():
                     written.set_result(None)
-            if self._clock() - self._saved_at >= _SAVE_S:
+            if self._changed and loop.time() - saved_at >= _SAVE_S:
                 await self.save()
+                saved_at = loop.time()
+
+    @property
+    def _changed(self) -> bool:
+        """Whether there are results of which the record does not know."""
+        return (self.batch.completed, self.batch.failed) != (self._saved.completed, self._saved.failed)
 
     def close(self) -> None:
         """No further results come."""
@@ -80,6 +89,8 @@ class LineResults:
 
     async def add(self, results: Sequence[LineResult]) -> None:
         """Writes results."""
+        if not results:
+            return
         await self._claim.append(*([one.written for one in results if one.ok is ok] for ok in (True, False)))
         counts, usage = {True: 0, False: 0}, self.batch.usage
         for result in results:
@@ -97,5 +108,4 @@ class LineResults:
     async def save(self, batch: StoredBatch | None = None) -> None:
         """Keeps the batch as it is now, or changed to `batch`."""
         await self._claim.save(batch or self.batch)
-        self.batch = batch or self.batch
-        self._saved_at = self._clock()
+        self._saved = self.batch = batch or self.batch

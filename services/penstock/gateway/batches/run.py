@@ -57,7 +57,7 @@ class BatchRun:
 
     def __init__(self, shop: BatchShop, claim: BatchClaim) -> None:
         self._shop = shop
-        self._results = LineResults(shop.store, claim, shop.metrics, shop.clock)
+        self._results = LineResults(shop.store, claim, shop.metrics)
         self._waiting = 0
         self._log = structlog.get_logger("penstock.gateway").bind(batch=claim.batch.id, tenant=claim.batch.tenant)
 
@@ -114,7 +114,7 @@ class BatchRun:
         answerer = LineAnswerer(self._results.batch, shop.answers, shop.window, shop.clock)
         async with asyncio.TaskGroup() as tasks, aclosing(self._left()) as lines:
             async for line in lines:
-                place = await answerer.place()
+                place = await answerer.place(line)
                 answering = tasks.create_task(self._answer(answerer, line, place))
                 answering.add_done_callback(partial(_leave, place))  # one that never began has not left
         return True
