@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 
+from penstock.engine.engine import Engine
 from penstock.engine.pages import PagePool
 from penstock.engine.request import Request, SamplingParams
 from penstock.engine.sampling.choice import Chosen
@@ -110,6 +111,19 @@ def test_what_is_left_follows_what_steps_take():
     assert leftover(0.010, (0.002, 0.0005, 0.0), 1000.0, 0, alone=False).alone_s == 0.0
     first = leftover(0.010, (0.0, 0.0, 0.0), 0.0, 0, alone=True)
     assert (int(first.alone_s / first.row_s), first.tokens(first.alone_s)) == (8, 64), "before anything was measured"
+
+
+async def test_tokens_of_one_are_told_many_at_a_time(config, kit):
+    """Of which the first comes at once, and the last with the end."""
+    async with Engine.open(config) as engine:
+        request = kit.request("a", 30, kit.seeded(1, 200, logprobs=2))
+        live, line = await kit.read(engine, request), await kit.read(engine, replace(request, yields=True))
+        kit.assert_same(live, line)
+        counts = [len(update.tokens) for update in line.updates]
+        assert counts[0] == 1 and counts[-1] == (200 - 1) % 64 and set(counts[1:-1]) == {64}, counts
+        given = replace(request, yields=True, output=tuple(token.token for token in live.tokens[:100]))
+        rest = await kit.read(engine, given)
+        assert [len(update.tokens) for update in rest.updates] == [1, 64, 35]
 
 
 def begin(scheduler, ticket, tokens=9, *, yields=False, output=40):

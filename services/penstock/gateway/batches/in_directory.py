@@ -12,19 +12,17 @@ the batch, and the kernel gives the lock back when the process ends, however it 
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
-import secrets
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
+from penstock.gateway.batches.disk import age_s, closing, lock_file, rename_file, replace_file, settle, write_all
 from penstock.gateway.batches.journal import LineJournal
 from penstock.gateway.batches.records import StoredBatch, StoredFile
 from penstock.gateway.batches.store import PIECE_BYTES, BatchClaim, tenant_name
@@ -56,12 +54,12 @@ class DirectoryBatches:
             opened.append(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
 
         try:
-            with _closed(opened):
+            with closing(opened):
                 await self._run(begin)
                 async for piece in pieces:
-                    await self._run(partial(_write, opened[0], piece))
+                    await self._run(partial(write_all, opened[0], piece))
                 await self._run(lambda: os.fsync(opened[0]))
-            await self._run(lambda: _renamed(path, path.with_suffix(".data")))
+            await self._run(lambda: rename_file(path, path.with_suffix(".data")))
         except BaseException:
             path.unlink(missing_ok=True)
             raise
@@ -88,7 +86,7 @@ class DirectoryBatches:
             with suppress(FileNotFoundError):
                 opened.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
 
-        with _closed(opened):
+        with closing(opened):
             await self._run(begin)
             while opened and (piece := await self._run(lambda: os.read(opened[0], PIECE_BYTES))):
                 yield piece
@@ -102,7 +100,7 @@ class DirectoryBatches:
                 return False
             path.unlink(missing_ok=True)
             path.with_suffix(".data").unlink(missing_ok=True)
-            _settle(path.parent)
+            settle(path.parent)
             return True
 
         return await self._run(delete)
@@ -115,7 +113,7 @@ class DirectoryBatches:
             for path in (mark, record):
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-            _settle(mark.parent)
+            settle(mark.parent)
             _put(record, batch)
 
         await self._run(add)
@@ -135,7 +133,7 @@ class DirectoryBatches:
         def mark() -> None:
             path = self._batch(batch).with_suffix(".cancel")
             if not path.exists():
-                _replace(path, str(now).encode())
+                replace_file(path, str(now).encode())
 
         await self._run(mark)
 
@@ -147,8 +145,8 @@ class DirectoryBatches:
     async def claim(self, batch: StoredBatch) -> AsyncIterator[BatchClaim | None]:
         """The right to run a batch."""
         opened: list[int] = []
-        with _closed(opened):  # which gives the lock back
-            locked = await self._run(lambda: _lock(self._mark(batch), opened))
+        with closing(opened):  # which gives the lock back
+            locked = await self._run(lambda: lock_file(self._mark(batch), opened))
             # What was known before the lock may be old.
             found = await self._run(lambda: self._known(tenant_name(batch.tenant), batch.id)) if locked else None
             if found is None or found.over:
@@ -176,7 +174,7 @@ class DirectoryBatches:
             batch = self._known(tenant, id)
             if batch is not None and not batch.over:
                 yield batch
-            elif batch is not None or _age_s(mark) > _ABANDONED_S:
+            elif batch is not None or age_s(mark) > _ABANDONED_S:
                 mark.unlink(missing_ok=True)
 
     def _known(self, tenant: str, id: str) -> StoredBatch | None:
@@ -212,7 +210,7 @@ class DirectoryBatches:
                     (directory / "files" / f"{file.id}.data").unlink(missing_ok=True)
             for path in (directory / "files").glob("*"):
                 abandoned = path.stem not in shown and path.stem not in results
-                if path.suffix in (".part", ".data", ".new") and abandoned and _age_s(path) > _ABANDONED_S:
+                if path.suffix in (".part", ".data", ".new") and abandoned and age_s(path) > _ABANDONED_S:
                     path.unlink(missing_ok=True)
             for batch in _all(directory / "batches", StoredBatch):
                 if batch.over and batch.created_at + kept_s <= now:
@@ -289,27 +287,6 @@ def _made(root: Path) -> Path:
     return root
 
 
-@contextmanager
-def _closed(descriptors: list[int]) -> Iterator[None]:
-    """At the block's end all of them are closed: a thread may have opened one of which its caller has not heard."""
-    try:
-        yield
-    finally:
-        for descriptor in descriptors:
-            os.close(descriptor)
-
-
-def _lock(mark: Path, opened: list[int]) -> bool:
-    """Takes the lock of the file, whose descriptor goes to `opened`; False when another one has it, or the file has
-    gone."""
-    try:
-        opened.append(os.open(mark, os.O_RDWR | os.O_CLOEXEC))
-        fcntl.flock(opened[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (FileNotFoundError, BlockingIOError):
-        return False
-    return True
-
-
 def _all(directory: Path, kind: type[Record]) -> Iterator[Record]:
     if directory.is_dir():
         for path in directory.glob("*.json"):
@@ -327,44 +304,4 @@ def _get(path: Path, kind: type[Record]) -> Record | None:
 
 
 def _put(path: Path, record: StoredFile | StoredBatch) -> None:
-    _replace(path, msgspec.json.encode(record))
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Writes a file as a whole: who looks finds the old one or the new one, also after a crash."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    new = path.with_name(f"{path.name}.{secrets.token_hex(4)}.new")
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        _write(descriptor, data)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    _renamed(new, path)
-
-
-def _renamed(old: Path, new: Path) -> None:
-    old.replace(new)
-    _settle(new.parent)
-
-
-def _settle(directory: Path) -> None:
-    """What was made, renamed or deleted there is so after a crash too."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _write(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
-
-
-def _age_s(path: Path) -> float:
-    try:
-        return time.time() - path.stat().st_mtime
-    except FileNotFoundError:
-        return 0.0
+    replace_file(path, msgspec.json.encode(record))

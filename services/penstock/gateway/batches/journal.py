@@ -6,6 +6,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from penstock.gateway.batches.disk import settle, write_all
+
 _BACK_BYTES = 1 << 16
 
 
@@ -39,9 +41,7 @@ class LineJournal:
             self._open()
         data = b"".join(lines)
         try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(self._file, view) :]
+            write_all(self._file, data)
             os.fsync(self._file)
         except OSError:
             os.ftruncate(self._file, self._size)  # where that fails too, `open` does it
@@ -56,11 +56,7 @@ class LineJournal:
     def _open(self) -> None:
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._descriptor = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        directory = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        settle(self._path.parent)
 
 
 def _whole_lines(file: int) -> int:

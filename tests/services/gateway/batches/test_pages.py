@@ -131,8 +131,10 @@ async def test_lines_go_to_workers_as_those_that_yield(served):
     assert ask.yields and not ask.HasField("first_token_s") and not ask.session
     request = served.mesh.decodes[0].requests[-1]
     assert request.yields and not request.retain
+    assert not served.mesh.decodes[0].listened[-1], "where calls are given up that have no token for seconds"
     await served.client.completions.create(model=MODEL, prompt="hi", max_tokens=2)
     assert not served.mesh.router.asks[-1].yields
+    assert served.mesh.decodes[0].listened[-1]
 
 
 async def test_a_line_that_fails_is_an_error_of_its_own(served):

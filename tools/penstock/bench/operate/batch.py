@@ -78,7 +78,7 @@ async def measure_batch(quick: bool) -> Sequence[Figure]:
             ):
                 bench = _Bench(server, client, http, vocab, LiveTraffic(per_s=per_s, seconds=seconds))
                 found = [await bench.round(number) for number in range(rounds + 1)][1:]
-    return _figures(found)
+    return batch_figures(found)
 
 
 async def _one_takes(server: Server, vocab: int) -> float:
@@ -181,7 +181,8 @@ class _Bench:
             await asyncio.sleep(_LOOK_S)
 
 
-def _figures(found: Sequence[BatchRound]) -> list[Figure]:
+def batch_figures(found: Sequence[BatchRound]) -> list[Figure]:
+    """Of all rounds."""
     alone, beside = "the same traffic alone, p90", "the batch alone, by what traffic leaves"
     lines = f"{_LINES} lines of {_LINE_PROMPT} + {_LINE_OUTPUT} tokens"
     return [
