@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -31,7 +32,7 @@ async def test_traffic_comes_at_the_same_times_with_other_prompts() -> None:
     traffic, found = LiveTraffic(per_s=200, seconds=0.2, prompt=5, output=3), []
     for name, times in (("alone", "0"), ("beside", "0"), ("beside", "1")):
         client: Any = EchoClient()
-        answers = await traffic.run(client, PromptSource(100, name), times)
+        answers = await traffic.run(client, PromptSource(1000, name), times)
         assert len(answers) == len(client.asked) > 0
         assert all(len(prompt) == 5 and tokens == 3 for _, prompt, tokens, _ in client.asked)
         found.append(client.asked)
@@ -56,7 +57,7 @@ def test_figures_of_a_batch() -> None:
     fields: dict[str, float] = {"idle": 0.5, "alone_tokens_per_s": 900.0, "beside_tokens_per_s": 400.0}
     fields |= {"live_itl_ms": 3.0, "live_ttft_ms": 40.0}
     rounds = [BatchRound(used=used, itl=1.02, ttft=1.2, **fields) for used in (0.95, 0.85, 0.7)]
-    report = BenchReport("operate", batch_figures(rounds)).json()
+    report = json.loads(BenchReport("operate", batch_figures(rounds)).json())
     found = {one["id"]: one for one in report["figures"]}
     assert found["batch_idle_share_used"]["value"] == 0.85
     assert found["batch_live_itl_p90_ratio"]["value"] == 1.02
