@@ -229,19 +229,13 @@ def evict(options: Options = None, *, trace: list[Path] | None = None) -> None:
 
 
 @app.command
-def operate(options: Options = None, *, part: list[Literal["batch"]] | None = None) -> None:
-    """What an operator's work costs those who are served meanwhile: a batch of a thousand lines beside live traffic.
-
-    Parameters
-    ----------
-    part:
-        Only these. Default: all.
-    """
+def batch(options: Options = None) -> None:
+    """What a batch of a thousand lines costs those who are served live beside it, and what it makes of the rest."""
     import uvloop
 
-    from penstock.bench.operate.measure import measure
+    from penstock.bench.batch import measure
 
-    _run(lambda quick: measure(quick, part or ()), options, uvloop.new_event_loop)
+    _run(measure, options, uvloop.new_event_loop)
 
 
 @app.command

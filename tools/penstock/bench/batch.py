@@ -1,14 +1,16 @@
 """A batch beside live traffic: what people notice of it, and how much it makes of what they leave.
 
 A round has three phases, one behind the other in one mesh: live traffic alone, the same traffic beside a batch of a
-thousand lines, and the rest of the batch alone. What traffic leaves idle is the processor time that it does not take of
-what the batch alone takes; how much of that the batch uses is its pace beside the traffic, over its pace alone.
+thousand lines, and the rest of the batch alone. Requests of the traffic come when they come, the same in each phase,
+whether others have their answers or not. What traffic leaves idle is the processor time that it does not take of what
+the batch alone takes; how much of that the batch uses is its pace beside the traffic, over its pace alone.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import random
 import re
 import statistics
 import tempfile
@@ -16,22 +18,23 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Final
 
 import httpx2
 from openai import AsyncOpenAI, ConflictError
 
 from penstock.bench.e2e import processes
-from penstock.bench.e2e.answers import TimedAnswer
-from penstock.bench.e2e.loads import PromptSource
+from penstock.bench.e2e.answers import TimedAnswer, percentile
+from penstock.bench.e2e.client import TimedClient
+from penstock.bench.e2e.loads import PromptSource, everything
 from penstock.bench.e2e.running import Server, free_port, serving
 from penstock.bench.e2e.servers import MESH, mesh
-from penstock.bench.harness import Figure, figure
-from penstock.bench.operate.traffic import LiveTraffic, itl_p90, ttft_p90
+from penstock.bench.harness import BenchReport, Figure, figure
 from penstock.checkpoint import inspect
 from penstock.models import embedded
 
 _MODEL = "penstock-mini"
-_ENDPOINT = "/v1/completions"
+_ENDPOINT: Final = "/v1/completions"
 _LINES, _LINE_PROMPT, _LINE_OUTPUT = 1000, 96, 128
 _LAST = 80
 """With so few left the batch is not the same any more."""
@@ -44,6 +47,42 @@ _ENOUGH = 0.8
 _WORSE = 1.1
 """The goals."""
 _ANSWERED = re.compile(r'^penstock_batch_lines_total\{outcome="answered"\} (\S+)', re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveTraffic:
+    """Requests whose distances are random, as those of people who know nothing of each other."""
+
+    per_s: float
+    seconds: float
+    prompt: int = 192
+    output: int = 48
+
+    async def run(self, client: TimedClient, source: PromptSource, times: str) -> Sequence[TimedAnswer]:
+        """All answers; requests come at the same times for the same `times`."""
+        chance, at, starts = random.Random(times), 0.0, []
+        while (at := at + chance.expovariate(self.per_s)) < self.seconds:
+            starts.append(at)
+        begin = asyncio.get_running_loop().time()
+
+        async def one(number: int, start: float) -> TimedAnswer:
+            prompt = source.tokens(self.prompt)
+            await asyncio.sleep(max(0.0, begin + start - asyncio.get_running_loop().time()))
+            return await client.ask(prompt, self.output, f"{source.name}-{number}")
+
+        answers = await everything(one(number, start) for number, start in enumerate(starts))
+        await asyncio.sleep(max(0.0, begin + self.seconds - asyncio.get_running_loop().time()))
+        return answers
+
+
+def itl_p90(answers: Sequence[TimedAnswer]) -> float:
+    """Of all gaps between tokens, in seconds."""
+    return percentile((gap for answer in answers for gap in answer.gaps), 90)
+
+
+def ttft_p90(answers: Sequence[TimedAnswer]) -> float:
+    """In seconds."""
+    return percentile((answer.time_to_first_token for answer in answers), 90)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +103,8 @@ class BatchRound:
     live_ttft_ms: float
 
 
-async def measure_batch(quick: bool) -> Sequence[Figure]:
-    """The figures of this part."""
+async def measure(quick: bool) -> BenchReport:
+    """Runs the rounds; the first warms up."""
     rounds, seconds = (1, 15.0) if quick else (5, 30.0)
     with tempfile.TemporaryDirectory(prefix="penstock-batch-") as directory:
         port = free_port()
@@ -78,7 +117,7 @@ async def measure_batch(quick: bool) -> Sequence[Figure]:
             ):
                 bench = _Bench(server, client, http, vocab, LiveTraffic(per_s=per_s, seconds=seconds))
                 found = [await bench.round(number) for number in range(rounds + 1)][1:]
-    return batch_figures(found)
+    return BenchReport("batch", batch_figures(found))
 
 
 async def _one_takes(server: Server, vocab: int) -> float:

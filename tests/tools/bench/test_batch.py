@@ -1,4 +1,4 @@
-"""Live traffic of `penstock bench operate`, and the figures of its parts."""
+"""Live traffic of `penstock bench batch`, and its figures."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
+from penstock.bench.batch import BatchRound, LiveTraffic, batch_figures, itl_p90, ttft_p90
 from penstock.bench.e2e.answers import TimedAnswer
 from penstock.bench.e2e.loads import PromptSource
 from penstock.bench.harness import BenchReport
-from penstock.bench.operate.batch import BatchRound, batch_figures
-from penstock.bench.operate.traffic import LiveTraffic, itl_p90, ttft_p90
 
 
 class EchoClient:
@@ -57,7 +56,7 @@ def test_figures_of_a_batch() -> None:
     fields: dict[str, float] = {"idle": 0.5, "alone_tokens_per_s": 900.0, "beside_tokens_per_s": 400.0}
     fields |= {"live_itl_ms": 3.0, "live_ttft_ms": 40.0}
     rounds = [BatchRound(used=used, itl=1.02, ttft=1.2, **fields) for used in (0.95, 0.85, 0.7)]
-    report = json.loads(BenchReport("operate", batch_figures(rounds)).json())
+    report = json.loads(BenchReport("batch", batch_figures(rounds)).json())
     found = {one["id"]: one for one in report["figures"]}
     assert found["batch_idle_share_used"]["value"] == 0.85
     assert found["batch_live_itl_p90_ratio"]["value"] == 1.02
