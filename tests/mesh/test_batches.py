@@ -172,11 +172,6 @@ async def test_two_gateways_share_a_redis(mesh, redis_url):
             assert (await there.batches.retrieve(batch.id)).id == batch.id
             done = await over(there, batch.id)
             assert done.status == "completed" and len(await answers(there, done)) == 10
-        counted = [
-            gateway.metrics.registry.get_sample_value("penstock_batch_lines_total", {"outcome": "answered"}) or 0
-            for gateway in (mesh.gateway, other)
-        ]
-        assert counted[1] <= 30
 
 
 @pytest.mark.mesh

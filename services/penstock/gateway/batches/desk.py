@@ -12,6 +12,8 @@ from penstock.gateway.batches.records import Clock, Json, StoredBatch, new_batch
 from penstock.gateway.batches.store import BatchStore, is_id
 
 _MOST_LISTED, _USUALLY_LISTED = 100, 20
+_MOST_KEPT = 10_000
+"""Batches of a tenant, with those that are over."""
 _SHOWN = 100
 
 
@@ -49,10 +51,17 @@ class BatchDesk:
             expires_at=now + window_s,
             order=new_order(),
         )
+        await self.files.room(tenant)
         with reachable():
-            unfinished = sum(not found.over for found in await self._store.batches(tenant))
+            known = await self._store.batches(tenant)
+            unfinished = sum(not found.over for found in known)
             if unfinished >= self._most:
                 what = f"{unfinished} batches of this account are not over, which is all that it may have; wait for one"
+                raise Refused(what, code="too_many_batches")
+            if len(known) >= _MOST_KEPT:
+                what = (
+                    f"{len(known)} batches of this account are kept, which is all that it may have; they go with time"
+                )
                 raise Refused(what, code="too_many_batches")
             await self._store.add_batch(batch)
         self._stir()

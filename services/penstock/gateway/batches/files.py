@@ -65,11 +65,7 @@ class FileDesk:
         if self._arriving.total() >= _AT_ONCE or self._arriving[tenant] >= _TENANTS_AT_ONCE:
             raise Overloaded("too many files are arriving; try again later", code="overloaded", retry_after=1)
         with self._arrives(tenant) as grow, reachable():
-            known = await self._store.files(tenant)
-            if len(known) >= self._bounds.tenant_files:
-                what = f"{len(known)} files are kept for this account, which is all that it may have; delete some"
-                raise Refused(what, code="too_many_files")
-            taken = sum(file.bytes for file in known)
+            taken = await self.room(tenant, 1)
             id, size = new_file_id(), 0
 
             async def bounded() -> AsyncIterator[bytes]:
@@ -96,6 +92,21 @@ class FileDesk:
             )
             await self._store.add_file(file)
             return file
+
+    async def room(self, tenant: str, files: int = 0) -> int:
+        """Bytes of a tenant's files. Raises Refused when it may not have so many more, because what its batches have
+        made counts too, and Unavailable."""
+        with reachable():
+            known = await self._store.files(tenant)
+        taken, bounds = sum(file.bytes for file in known), self._bounds
+        if len(known) + files > bounds.tenant_files:
+            what = f"{len(known)} files are kept for this account, which may have {bounds.tenant_files}; delete some"
+            raise Refused(what, code="too_many_files")
+        if taken > bounds.tenant_bytes:
+            most = format_size(bounds.tenant_bytes)
+            what = f"the files of this account have {format_size(taken)}, and may have {most} together; delete some"
+            raise Refused(what, code="too_many_bytes")
+        return taken
 
     async def page(self, tenant: str, query: Mapping[str, str]) -> Json:
         """A page of the list. Raises InvalidRequest."""

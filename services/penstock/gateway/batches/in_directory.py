@@ -198,14 +198,16 @@ class DirectoryBatches:
             self._mark(batch).unlink(missing_ok=True)
 
     def _sweep(self, now: float, kept_s: float) -> None:
-        results = {batch.results(ok) for batch in self._open() for ok in (True, False)}
+        unfinished = list(self._open())
+        results = {batch.results(ok) for batch in unfinished for ok in (True, False)}
+        inputs = {batch.input_file_id for batch in unfinished}
         for directory in self._root.iterdir():
             if directory.name == "open" or not directory.is_dir():
                 continue
             shown = set()
             for file in _all(directory / "files", StoredFile):
                 shown.add(file.id)
-                if file.expires_at <= now:
+                if file.expires_at <= now and file.id not in inputs:
                     (directory / "files" / f"{file.id}.json").unlink(missing_ok=True)
                     (directory / "files" / f"{file.id}.data").unlink(missing_ok=True)
             for path in (directory / "files").glob("*"):

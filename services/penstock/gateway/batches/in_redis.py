@@ -178,10 +178,11 @@ class RedisBatches:
 
     async def sweep(self, now: float, kept_s: float) -> None:
         """Deletes what is kept no longer."""
+        inputs = {batch.input_file_id for batch in await self.open_batches()}
         for name in await asked(self._redis.smembers(_TENANTS)):
             root = f"{_ROOT}:{_text(name)}"
             for file in await self._all(f"{root}:files", StoredFile):
-                if file.expires_at <= now:
+                if file.expires_at <= now and file.id not in inputs:
                     await self.delete_file(file.tenant, file.id)
             for batch in await self._all(f"{root}:batches", StoredBatch):
                 if batch.over and batch.created_at + kept_s <= now:

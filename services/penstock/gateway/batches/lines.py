@@ -127,7 +127,7 @@ class LineReader:
     def _fault(self, number: int, envelope: _Envelope) -> LineFault | None:
         name = envelope.custom_id
         if not 0 < len(name) <= _MOST_NAME:
-            what = f"custom_id: must have 1 to {_MOST_NAME} characters"
+            what = f"custom_id: must have 1 to {_MOST_NAME} characters, not {len(name)}"
             return LineFault("invalid_custom_id", what, number, "custom_id")
         if (first := self._seen.setdefault(name, number)) != number:
             what = f"custom_id: {name[:_SHOWN]!r} is that of line {first} too; each line needs one of its own"
@@ -144,7 +144,7 @@ class LineReader:
 def _not_read(number: int, error: Exception, inside: str = "") -> LineFault:
     """What is wrong with the JSON of a line, or of the part `inside` of it."""
     if not isinstance(error, msgspec.ValidationError):
-        return LineFault("invalid_json_line", "the line is not valid JSON", number, inside or None)
+        return LineFault("invalid_json_line", f"the line is not valid JSON: {error}", number, inside or None)
     text = str(error)
     place, missing = _AT.search(text), _MISSING.search(text)
     field = ".".join(filter(None, (inside, place and place["field"], missing and missing["field"])))

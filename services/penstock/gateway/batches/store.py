@@ -78,8 +78,8 @@ class BatchStore(Protocol):
         """The right to run a batch, for the length of the block; None: another gateway has it, or it is over."""
 
     async def sweep(self, now: float, kept_s: float) -> None:
-        """Deletes files that have expired, batches that were made more than `kept_s` ago and are over, and what uploads
-        have left that never came to their end."""
+        """Deletes files that have expired and that no batch reads any more, batches that were made more than `kept_s`
+        ago and are over, and what uploads have left that never came to their end."""
 
 
 def tenant_name(tenant: str) -> str:

@@ -65,29 +65,34 @@ def test_a_line_is_what_its_client_wrote():
 
 
 @pytest.mark.parametrize(
-    ("bad", "code", "param"),
+    ("bad", "code", "param", "says"),
     [
-        (b"{", "invalid_json_line", None),
-        (b"[1]", "invalid_request", None),
-        (b'{"custom_id": "\xff"}', "invalid_json_line", None),
-        (b'{"body": ' + b"[" * 100_000, "invalid_json_line", None),
-        ({**line("a"), "custom_id": 5}, "invalid_request", "custom_id"),
-        ({**line("a"), "custom_id": ""}, "invalid_custom_id", "custom_id"),
-        ({**line("a"), "custom_id": "x" * 513}, "invalid_custom_id", "custom_id"),
-        ({key: value for key, value in line("a").items() if key != "custom_id"}, "invalid_request", "custom_id"),
-        ({**line("a"), "method": "GET"}, "invalid_method", "method"),
-        ({**line("a"), "url": "/v1/chat/completions"}, "invalid_url", "url"),
-        ({**line("a"), "body": "text"}, "invalid_request", "body"),
-        ({**line("a"), "body": {"prompt": "hi"}}, "invalid_request", "body.model"),
-        (line("a", body={"stream": True}), "invalid_request", "body.stream"),
-        (line("a", body={"model": "other"}), "model_not_found", "body.model"),
+        (b"{", "invalid_json_line", None, "the line is not valid JSON: Input data was truncated"),
+        (b"[1]", "invalid_request", None, "Expected `object`, got `array`"),
+        (b'{"custom_id": "\xff"}', "invalid_json_line", None, "the line is not valid JSON: "),
+        (b'{"body": ' + b"[" * 100_000, "invalid_json_line", None, "the line is not valid JSON: "),
+        ({**line("a"), "custom_id": 5}, "invalid_request", "custom_id", "custom_id: Expected `str`, got `int`"),
+        ({**line("a"), "custom_id": ""}, "invalid_custom_id", "custom_id", "must have 1 to 512 characters, not 0"),
+        ({**line("a"), "custom_id": "x" * 513}, "invalid_custom_id", "custom_id", "1 to 512 characters, not 513"),
+        ({"method": "POST", "url": ENDPOINT, "body": {}}, "invalid_request", "custom_id", "custom_id: is required"),
+        ({**line("a"), "method": "GET"}, "invalid_method", "method", "method: must be POST, not 'GET'"),
+        (
+            {**line("a"), "url": "/v1/x"},
+            "invalid_url",
+            "url",
+            "must be /v1/completions, the endpoint of the batch, not",
+        ),
+        ({**line("a"), "body": "text"}, "invalid_request", "body", "body: Expected `object`, got `str`"),
+        ({**line("a"), "body": {"prompt": "hi"}}, "invalid_request", "body.model", "body.model: is required"),
+        (line("a", body={"stream": True}), "invalid_request", "body.stream", "body.stream: must not be true"),
+        (line("a", body={"model": "other"}), "model_not_found", "body.model", "body.model: other is not here"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_line(bad, code, param):
+def test_what_is_wrong_is_named_with_its_line(bad, code, param, says):
     fine, found = read(line("fine"), bad)
     assert isinstance(fine, BatchLine)
     assert isinstance(found, LineFault) and (found.line, found.code, found.param) == (2, code, param)
-    assert found.message
+    assert says in found.message, found.message
 
 
 def test_two_lines_of_one_name_are_both_named():

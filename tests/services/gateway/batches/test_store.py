@@ -126,18 +126,22 @@ async def test_what_others_wish_is_seen_at_once(store, make):
 
 
 async def test_what_is_kept_no_longer_is_deleted(store):
-    old, new = stored_file(expires_at=500), stored_file(expires_at=5000)
-    for file in (old, new):
+    old, new, read = stored_file(expires_at=500), stored_file(expires_at=5000), stored_file(expires_at=500)
+    for file in (old, new, read):
         await store.write("t", file.id, pieces(b"abc"))
         await store.add_file(file)
-    over, running = stored_batch(status="completed", created_at=100), stored_batch(created_at=100)
+    over, running = (
+        stored_batch(status="completed", created_at=100),
+        stored_batch(created_at=100, input_file_id=read.id),
+    )
     fresh = stored_batch(status="failed", created_at=990)
     for batch in (over, running, fresh):
         await store.add_batch(batch)
     await store.sweep(1000, 600)
-    assert await store.files("t") == [new] and await content(store, "t", old.id) == b""
+    assert {file.id for file in await store.files("t")} == {new.id, read.id}
+    assert await content(store, "t", old.id) == b"", "of what no batch reads any more"
     assert {batch.id for batch in await store.batches("t")} == {running.id, fresh.id}
-    assert await content(store, "t", new.id) == b"abc"
+    assert await content(store, "t", new.id) == await content(store, "t", read.id) == b"abc"
 
 
 def test_no_other_text_becomes_a_part_of_a_path():
