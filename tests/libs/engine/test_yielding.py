@@ -94,6 +94,8 @@ def test_they_take_no_page_of_others():
     assert 1 not in found.strip and rows(found)[0] == (1, 20)
     found = made([running(100, 9), running(101, 9)], [], loading=[running(2, 40, 20)], free=0)
     assert found.strip == [] and found.preempt == [101] and rows(found) == [(100, 1)]
+    found = made([], [One(100, 40, 40)], loading=[running(2, 40, 20)], free=0, stalled=True)
+    assert found.strip == found.admit == [], "whatever time they wait"
 
 
 def test_they_leave_pages_free_for_those_that_come():

@@ -172,8 +172,8 @@ class _Planner:
             if len(self.running) >= self.limits.max_running:
                 return
             while not self.running and self.free < need:
-                loading = self.loading if stalled else ()
-                if not (self.strip(self.waiting, loading, live.place) or self.strip(loading)):
+                loading, after = self.loading if stalled else (), live.place if yields(live) else -1
+                if not (self.strip(self.waiting, loading, live.place) or self.strip(loading, after=after)):
                     break
             if self.free - need < self.kept_free(live):
                 return

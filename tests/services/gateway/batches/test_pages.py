@@ -254,21 +254,21 @@ async def test_results_count_among_the_files_and_batches_are_bounded(opened, tmp
     from penstock.gateway.batches import desk
 
     monkeypatch.setattr(desk, "_MOST_KEPT", 2)
-    async with opened(batch_store=str(tmp_path), max_tenant_files=1) as served:
+    async with opened(batch_store=str(tmp_path), max_tenant_files=1, max_tenant_batches=1) as served:
         client = served.client
         done = await ran(client, line("a"))
-
-        async def again():
-            asked = {"input_file_id": done.input_file_id, "endpoint": ENDPOINT, "completion_window": "24h"}
-            return await over(client, (await client.batches.create(**asked)).id)
-
+        asked = {"input_file_id": done.input_file_id, "endpoint": ENDPOINT, "completion_window": "24h"}
         with pytest.raises(openai.ConflictError, match="2 files are kept for this account, which may have 1"):
-            await again()
+            await client.batches.create(**asked)
         await client.files.delete(done.output_file_id)
-        second = await again()
-        await client.files.delete(second.output_file_id)
+        served.script.hang = True
+        running = await client.batches.create(**asked)
+        with pytest.raises(openai.ConflictError, match="1 batches of this account are not over"):
+            await client.batches.create(**asked)
+        await client.batches.cancel(running.id)
+        assert (await over(client, running.id)).status == "cancelled"
         with pytest.raises(openai.ConflictError, match="2 batches of this account are kept"):
-            await again()
+            await client.batches.create(**asked)
 
 
 async def test_a_file_that_is_too_long_is_refused_whatever_its_head_says(served):
