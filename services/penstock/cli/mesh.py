@@ -35,7 +35,6 @@ from penstock.runtime.config import (
     within,
 )
 from penstock.runtime.cores import Share, available_cores, format_cores, have_own_cores, host_shares, own_cores
-from penstock.runtime.redis_client import REDIS_SCHEMES
 
 _GATEWAY, _WORKERS, _DRAFT, _STORE, _ROUTER = range(5)
 """The order of stopping: no service loses another that it still needs."""
@@ -423,10 +422,8 @@ def _door(options: MeshOptions) -> Iterator[str]:
     for name in ("api_keys", "server_key_file", "tls_cert", "tls_key"):
         if (path := getattr(options, name)) is not None:
             yield from (f"--{name.replace('_', '-')}", str(path.absolute()))
-    if options.batch_store:
-        where = options.batch_store
-        at_redis = where.startswith(REDIS_SCHEMES)
-        yield from ("--batch-store", where if at_redis else str(Path(where).expanduser().absolute()))
+    if where := options.batch_store:
+        yield from ("--batch-store", where if "://" in where else str(Path(where).expanduser().absolute()))
     for origin in options.cors_origins:
         yield from ("--cors-origins", origin)
     if options.tool_format:

@@ -181,6 +181,9 @@ class GatewayConfig:
         if self.responses_store != "memory" and not self.responses_store.startswith(REDIS_SCHEMES):
             right = "must be memory or redis://HOST:PORT/DATABASE"
             raise ConfigError("responses_store", self.responses_store[:16], right)
+        if "://" in self.batch_store and not self.batch_store.startswith(REDIS_SCHEMES):
+            right = "must be a directory or redis://HOST:PORT/DATABASE"
+            raise ConfigError("batch_store", self.batch_store.partition("://")[0], right)
         if self.server_key and self.server_key_file:
             raise ConfigError("server_key_file", str(self.server_key_file), "must be empty where server_key is set")
 
