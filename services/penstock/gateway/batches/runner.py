@@ -12,20 +12,21 @@ from penstock.gateway.batches.run import BatchRun, BatchShop
 from penstock.gateway.batches.store import ClaimLost
 from penstock.runtime.tasks import end, first_of, start
 
-_MOST = 16
-"""Batches that a gateway runs at one time, one of each tenant."""
+_MOST, _MOST_ENDING = 16, 32
+"""Batches that a gateway runs at one time, one of each tenant; and with those that it only has to end."""
 _AGAIN_S, _ANOTHERS_S = 10.0, 2.0
 """A batch that could not go on is tried again after so long; and one that another gateway has."""
 _SWEEP_S = 600.0
 
 
 class BatchRunner:
-    """Runs batches: of each tenant the one whose window ends first. Run `keep` beside the gateway."""
+    """Runs batches: of each tenant the one whose window ends first; those that are cancelled or late it ends meanwhile.
+    Run `keep` beside the gateway."""
 
     def __init__(self, shop: BatchShop) -> None:
         self._shop = shop
         self._running: dict[str, asyncio.Task[None]] = {}
-        """By tenant."""
+        """By tenant; those that only have to be ended by their ids."""
         self._stirred = asyncio.Event()
         self._later: dict[str, float] = {}
         """When a batch may be tried again, by its id."""
@@ -60,13 +61,15 @@ class BatchRunner:
     async def _take_up(self, now: float) -> None:
         self._later = {id: until for id, until in self._later.items() if until > now}
         for batch in sorted(await self._shop.store.open_batches(), key=lambda batch: (batch.expires_at, batch.order)):
-            if len(self._running) >= _MOST:
-                return
-            if batch.tenant not in self._running and batch.id not in self._later:
-                await self._begin(batch)
+            ends = batch.status == "cancelling" or batch.expires_at <= self._shop.clock()
+            place = batch.id if ends else batch.tenant
+            if len(self._running) >= (_MOST_ENDING if ends else _MOST) or place in self._running:
+                continue
+            if batch.id not in self._later:
+                await self._begin(batch, place)
 
-    async def _begin(self, batch: StoredBatch) -> None:
-        """Runs a batch, if nobody else does."""
+    async def _begin(self, batch: StoredBatch, place: str) -> None:
+        """Runs a batch, if nobody else does, this gateway included."""
         claimed: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
         async def run() -> None:
@@ -78,11 +81,11 @@ class BatchRunner:
             finally:
                 if not claimed.done():
                     claimed.set_result(False)
-                self._running.pop(batch.tenant, None)
+                self._running.pop(place, None)
                 self._stirred.set()
 
         failed = self._shop.metrics.task_failed
-        self._running[batch.tenant] = start(run, name="batch", on_failure="log", failed=failed)
+        self._running[place] = start(run, name="batch", on_failure="log", failed=failed)
         await claimed  # the tenant's next one may be tried only when this one is somebody else's
 
     async def _run(self, batch: StoredBatch, claimed: asyncio.Future[bool]) -> None:

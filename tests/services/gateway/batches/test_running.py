@@ -83,12 +83,12 @@ class Place:
         self.answers = Answers()
         self.metrics = GatewayMetrics()
 
-    async def begin(self, *lines: object, tenant: str = "t"):
+    async def begin(self, *lines: object, tenant: str = "t", window_s: int = 600):
         file = stored_file(tenant)
         await self.store.write(tenant, file.id, pieces(written(*lines)))
         await self.store.add_file(file)
         now = int(self.now)
-        batch = stored_batch(tenant, input_file_id=file.id, created_at=now, expires_at=now + 600)
+        batch = stored_batch(tenant, input_file_id=file.id, created_at=now, expires_at=now + window_s)
         await self.store.add_batch(batch)
         return batch
 
@@ -318,6 +318,22 @@ async def test_a_batch_whose_window_ended_while_nobody_ran_it(place):
     async with place.gateway():
         found = await place.until(batch)
     assert found.status == "expired" and not place.answers.asked
+
+
+async def test_a_batch_that_has_to_end_waits_for_no_other_of_its_tenant(place):
+    place.answers.let(0)
+    first = await place.begin(*lines("a"), window_s=10)
+    async with place.gateway():
+        await eventually(lambda: place.answers.running == 1)
+        unwanted, late = await place.begin(*lines("b"), window_s=50), await place.begin(*lines("c"), window_s=5)
+        await place.store.cancel(unwanted, int(NOW))
+        assert (await place.until(unwanted)).status == "cancelled"
+        place.now += 5
+        assert (await place.until(late)).status == "expired"
+        assert (await place.store.batch("t", first.id)).status == "in_progress"
+        place.answers.let(1)
+        assert (await place.until(first)).completed == 1
+    assert {*place.answers.asked} == {"a"}
 
 
 async def test_as_many_lines_are_on_their_way_as_workers_take(place):
