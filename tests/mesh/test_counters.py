@@ -80,11 +80,11 @@ async def test_the_ledger_is_what_the_workers_counted(mesh, http, oracle, monkey
     for served in mesh.decode:
         whole = served.worker.generate
 
-        async def generate(request, work, source=None, relay=None, whole=whole):
+        async def generate(request, work, source=None, relay=None, *, whole=whole, **more):
             """Fails once in a while; without the relay, so that it sees every token."""
             nonlocal failures
             tokens = 0
-            async with aclosing(whole(request, work, source)) as updates:
+            async with aclosing(whole(request, work, source, **more)) as updates:
                 async for update in updates:
                     yield update
                     tokens += len(update.tokens)

@@ -61,6 +61,9 @@ class EngineSettings:
     """Target for the milliseconds between two tokens of a running stream while prompts are computed beside it; 0: none.
     Chunks of prompts are made short enough, but never shorter than 16 tokens or half the time of a decode step; one
     that ends within eight times the target is computed in one step."""
+    yield_ms: float = 2.5
+    """Most milliseconds of a step of lines of batches alone, and of others that yield: for so long a request that comes
+    may have to wait for them. Such a step may take twice as long as the smallest in any case."""
     max_running: int = 64
     """Most sequences in one step."""
     max_waiting: int = 256
@@ -117,7 +120,7 @@ class EngineSettings:
         within(self, 0, 1, "resident_share")
         within(self, 0.01, 1, "tenant_share")
         within(self, 0, _MOST_DRAFTS, "draft_tokens")
-        more_than(self, 0, "draft_timeout_s", "stall_s", "again_s")
+        more_than(self, 0, "yield_ms", "draft_timeout_s", "stall_s", "again_s")
         if self.max_batch_tokens < self.max_running:
             right = f"must be at least max_running, {self.max_running}: each running sequence needs a row in every step"
             raise ConfigError("max_batch_tokens", self.max_batch_tokens, right)

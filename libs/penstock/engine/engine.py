@@ -32,8 +32,8 @@ from penstock.engine.request import Request, Update
 from penstock.engine.rules import FREE, TextRules
 from penstock.engine.sampling.choice import Chosen
 from penstock.engine.scheduling.live import Live, new_live
-from penstock.engine.scheduling.plan import StepLimits
 from penstock.engine.scheduling.scheduler import Ended, Scheduler
+from penstock.engine.scheduling.situation import StepLimits
 from penstock.engine.speculation.asking import Speculation
 from penstock.engine.speculation.guess import Guess
 from penstock.engine.speculation.head.guessing import HeadGuesser
@@ -49,6 +49,8 @@ from penstock.kv.spec import KvSpec
 from penstock.runtime.threads import started_threads
 from penstock.runtime.turns.baton import Baton
 
+_LOOK_S = 0.02
+"""Between two looks whether other workers on the same cores leave them to sequences that yield."""
 _COPIERS = 4
 """Threads that copy loaded KV: more would not make memory faster."""
 
@@ -254,7 +256,7 @@ class Engine:
         self.check(request)
         if request.id in self._outlets:
             raise EngineBusy(f"a request named {request.id!r} is live already")
-        queued = self._scheduler.waiting + len(self._loads)
+        queued = self._scheduler.queued(request.yields) + len(self._loads)
         if queued >= self.config.max_waiting:
             raise EngineBusy(f"{queued} requests are waiting already")
         self._tickets += 1
@@ -319,7 +321,8 @@ class Engine:
             self._wake.clear()
             drafts = await self._speculation.ask(self._scheduler.decoding(), self._hand_out)
             self._loads.look_again(self._scheduler.next_in_line())
-            step = self._scheduler.next_step(drafts, stalled, self._pace.room())
+            leftover = self._pace.leftover(self._scheduler.yielding)
+            step = self._scheduler.next_step(drafts, stalled, self._pace.room(), leftover)
             stalled = False
             if step:
                 await self._step(step, bool(drafts))
@@ -331,11 +334,13 @@ class Engine:
     async def _woken(self) -> bool:
         """Waits for news; False when sequences have been waiting in vain for pages for `stall_s`."""
         self._counters.resting = True
+        yielding = self._scheduler.yielding
+        away = yielding and not self._pace.leftover(yielding).alone_s  # nobody says when the cores are free
         try:
-            async with asyncio.timeout(self.config.stall_s if self._scheduler.waiting else None):
+            async with asyncio.timeout(_LOOK_S if away else self.config.stall_s if self._scheduler.waiting else None):
                 return await self._wake.wait()
         except TimeoutError:
-            return False
+            return away
         finally:
             self._counters.resting = False
 
@@ -366,8 +371,9 @@ class Engine:
         self._counters.failed_steps += failed
         if not failed:
             took = now - started - (self._pace.turns.waited_s - waited)
-            self._counters.step(took, prefill, rows, runs)
-            if not prefill:
+            aside = all(live.request.yields for live in step)
+            self._counters.step(took, prefill, rows, runs, aside=aside)
+            if not (prefill or aside):
                 self._speculation.timed(took, runs)
         for end in ended:
             self._finish(end)

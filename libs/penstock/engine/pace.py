@@ -21,7 +21,8 @@ from penstock.engine.scheduling.chunking import (
     room_s,
     whole_tokens,
 )
-from penstock.engine.scheduling.plan import PromptRoom
+from penstock.engine.scheduling.leftover import ANY_LEFTOVER, Leftover, leftover
+from penstock.engine.scheduling.situation import PromptRoom
 from penstock.engine.stats import Counters
 from penstock.engine.step.run import Run
 from penstock.runtime.turns.baton import ALONE, Baton, TurnCounters
@@ -82,6 +83,17 @@ class StepPace:
         if beside.streams and self._queue:
             alone = chunk_tokens(target_s, beside.step_s, rate * self._layers, most)
         return PromptRoom(beside=chunk, alone=alone, whole=whole, enough=enough)
+
+    def leftover(self, yielding: bool) -> Leftover:
+        """What the next step has for sequences that yield, if there are any. Streams of others on the same cores would
+        wait for them."""
+        if not yielding:
+            return ANY_LEFTOVER
+        counters = self._counters
+        alone = self._baton is None or not self._baton.beside().streams
+        most_s, streams = self._config.yield_ms / 1000, self._crowd()[1]
+        rate = counters.prefill_tokens_per_s
+        return leftover(most_s, counters.fit.coefficients, rate, streams, alone=alone)
 
     @contextmanager
     def turn(self, runs: Sequence[Run]) -> Iterator[None]:

@@ -77,6 +77,8 @@ class Request:
     """Names the conversation that it belongs to, beside others of the same owner; empty: unknown."""
     priority: int = 0
     """Seconds by which it is later in line than it came, or earlier. Lower is earlier."""
+    yields: bool = False
+    """It gets only what requests that do not yield leave of each step, and gives way to them at once."""
 
 
 class TokenOut(msgspec.Struct, frozen=True, gc=False):

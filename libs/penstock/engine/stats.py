@@ -30,13 +30,18 @@ class EngineStats:
     """Statistics of one engine since its start."""
 
     running: int
+    """Requests that yield not included, nor among those that wait, nor in the tokens."""
     waiting: int
+    yielding: int
+    """Requests that yield, wherever they are."""
     loading: int
     """Requests whose source is still working, including dropped requests."""
     queued_tokens: int
     """Known tokens of waiting and running sequences whose KV steps have still to compute or to copy: those of a block
     that several wait for once, those in pages that are shared and decode rows not at all."""
     free_pages: int
+    roomy_pages: int
+    """Those, and pages that requests which yield would give back, about."""
     total_pages: int
     resident_pages: int
     """Pages that hold a block under its key, whether a request uses it or not."""
@@ -150,15 +155,22 @@ class Counters:
         """Whether the next step should show what streams cost alone."""
         return self.mixed >= _MIXED
 
-    def step(self, seconds: float, prefill_rows: int, rows: int, runs: Sequence[Run] = ()) -> None:
-        """One step took `seconds` for `rows` rows, `prefill_rows` of them of prompts; `runs` are all of its rows."""
+    def step(
+        self, seconds: float, prefill_rows: int, rows: int, runs: Sequence[Run] = (), *, aside: bool = False
+    ) -> None:
+        """One step took `seconds` for `rows` rows, `prefill_rows` of them of prompts; `runs` are all of its rows.
+        `aside`: only requests that yield took part, whose batch says nothing of what the next stream finds."""
         self.steps += 1
         self.computed_tokens += rows
         if not prefill_rows:
-            self.decode_step_s = _average(self.decode_step_s, seconds, _RARE_WEIGHT if self.stale else _WEIGHT)
-            self.mixed = 0
+            if not aside:
+                weight = _RARE_WEIGHT if self.stale else _WEIGHT
+                self.decode_step_s = _average(self.decode_step_s, seconds, weight)
+                self.mixed = 0
             if runs:
                 self.fit.learn(seconds, len(runs), sum(run.end for run in runs))
+            return
+        if aside and self.prefill_tokens_per_s:  # their chunks are short, and so take longer for each token
             return
         self.mixed += rows > prefill_rows
         own = seconds if prefill_rows == rows else max(seconds - self.decode_step_s, seconds / 10)
@@ -181,9 +193,11 @@ def collect(
     return EngineStats(
         running=lines.running,
         waiting=lines.waiting,
+        yielding=lines.yielding,
         loading=loading,
         queued_tokens=lines.queued_tokens,
         free_pages=lines.free_pages,
+        roomy_pages=lines.roomy_pages,
         total_pages=lines.total_pages,
         resident_pages=lines.resident_pages,
         shared_pages=lines.shared_pages,

@@ -155,6 +155,13 @@ class GatewayMetrics(Metrics):
             "reason",
         )
         self.live = self._gauge("penstock_requests_live", "Requests between first and last byte")
+        self.batch_lines = self._counter(
+            "penstock_batch_lines", "Lines of batches that have a result: answered or failed", "outcome"
+        )
+        self.batch_waiting = self._gauge(
+            "penstock_batch_lines_waiting", "Lines of the batches that this gateway runs which have not begun"
+        )
+        self.batch_running = self._gauge("penstock_batch_lines_running", "Lines of batches between begin and answer")
         self._prompt_tokens = self._counter(
             "vllm:prompt_tokens", "Prompt tokens of ended requests that workers computed or reused", _MODEL
         )
@@ -406,6 +413,8 @@ class RouterMetrics(Metrics):
         self.hints = self._counter("penstock_session_hints", "Session hints passed on to the stores", "state")
         self.decision = self._histogram("penstock_plan_seconds", "Time to decide")
         self.held = self._gauge("penstock_held_requests", "Requests that the router holds back")
+        self.yielding = self._gauge("penstock_yielding_plans", "Live plans of requests that yield: lines of batches")
+        self.held_yielding = self._gauge("penstock_held_yielding_requests", "Requests that yield and have no place yet")
         self.held_seconds = self._histogram(
             "penstock_held_seconds", "Seconds for which a planned request was held back"
         )

@@ -91,10 +91,15 @@ async def asked(call: Awaitable[Answer]) -> Answer:
     """What Redis answers. Raises OSError when it refuses, is not there, or does not answer in time."""
     from redis.exceptions import RedisClusterException, RedisError
 
+    task = asyncio.current_task()
+    before = task.cancelling() if task is not None else 0
     try:
-        return await call
+        answer = await call
     except (RedisError, RedisClusterException) as error:
         raise OSError(str(error)) from None
+    if task is not None and task.cancelling() > before:  # redis-py calls `wait_for`, which may lose it in Python 3.11
+        raise asyncio.CancelledError
+    return answer
 
 
 def without_password(url: str) -> str:

@@ -103,7 +103,9 @@ Global___Hello: _TypeAlias = Hello  # noqa: Y015
 
 @_typing.final
 class Load(_message.Message):
-    """Pushed when it changes, at most every 50 ms, and at least twice a second."""
+    """Pushed when it changes, at most every 50 ms, and at least twice a second. What requests that yield have or wait for
+    counts as free, as it is for all others.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -124,6 +126,7 @@ class Load(_message.Message):
     PROMPT_FIELD_NUMBER: _builtins.int
     STORE_AWAY_FIELD_NUMBER: _builtins.int
     COUNTS_FIELD_NUMBER: _builtins.int
+    YIELDING_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     waiting: _builtins.int
     queued_prefill_tokens: _builtins.int
@@ -143,6 +146,8 @@ class Load(_message.Message):
     """likewise, of one by way of another host's"""
     store_away: _builtins.bool
     """it is connected to no store: no hand-off from or to it moves any blocks"""
+    yielding: _builtins.int
+    """sequences that yield, wherever they are"""
     @_builtins.property
     def step(self) -> Global___StepCost:
         """fitted to its steps; absent when not yet known"""
@@ -185,10 +190,11 @@ class Load(_message.Message):
         prompt: Global___PromptTokenCost | None = ...,
         store_away: _builtins.bool = ...,
         counts: Global___WorkerCounts | None = ...,
+        yielding: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "far_handoff", b"far_handoff", "handoff", b"handoff", "progress", b"progress", "prompt", b"prompt", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "decode_step_s", b"decode_step_s", "far_handoff", b"far_handoff", "fetch_bytes_per_s", b"fetch_bytes_per_s", "fetch_overhead_s", b"fetch_overhead_s", "free_kv_tokens", b"free_kv_tokens", "handoff", b"handoff", "prefill_tokens_per_s", b"prefill_tokens_per_s", "progress", b"progress", "prompt", b"prompt", "queued_prefill_tokens", b"queued_prefill_tokens", "remote_bytes_per_s", b"remote_bytes_per_s", "remote_overhead_s", b"remote_overhead_s", "running", b"running", "step", b"step", "store_away", b"store_away", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "decode_step_s", b"decode_step_s", "far_handoff", b"far_handoff", "fetch_bytes_per_s", b"fetch_bytes_per_s", "fetch_overhead_s", b"fetch_overhead_s", "free_kv_tokens", b"free_kv_tokens", "handoff", b"handoff", "prefill_tokens_per_s", b"prefill_tokens_per_s", "progress", b"progress", "prompt", b"prompt", "queued_prefill_tokens", b"queued_prefill_tokens", "remote_bytes_per_s", b"remote_bytes_per_s", "remote_overhead_s", b"remote_overhead_s", "running", b"running", "step", b"step", "store_away", b"store_away", "waiting", b"waiting", "yielding", b"yielding"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1304,6 +1310,7 @@ class PlanAsk(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     FIRST_TOKEN_S_FIELD_NUMBER: _builtins.int
     TOKEN_S_FIELD_NUMBER: _builtins.int
+    YIELDS_FIELD_NUMBER: _builtins.int
     model_name: _builtins.str
     tenant: _builtins.str
     session: _builtins.str
@@ -1328,6 +1335,8 @@ class PlanAsk(_message.Message):
     """
     token_s: _builtins.float
     """each of the other tokens, after the one before"""
+    yields: _builtins.bool
+    """as in Request: it is held back until a worker has a place for it that nobody else wants"""
     @_builtins.property
     def avoid(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Members that failed this request by a fault of transport or of their own, never by refusing its content: not
@@ -1360,10 +1369,11 @@ class PlanAsk(_message.Message):
         priority: _builtins.int = ...,
         first_token_s: _builtins.float | None = ...,
         token_s: _builtins.float | None = ...,
+        yields: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_first_token_s", b"_first_token_s", "_token_s", b"_token_s", "first_token_s", b"first_token_s", "kept", b"kept", "token_s", b"token_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first_token_s", b"_first_token_s", "_token_s", b"_token_s", "after", b"after", "avoid", b"avoid", "block_keys", b"block_keys", "first_token_s", b"first_token_s", "full", b"full", "kept", b"kept", "max_tokens", b"max_tokens", "model_name", b"model_name", "output_tokens", b"output_tokens", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "session", b"session", "tenant", b"tenant", "token_s", b"token_s", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first_token_s", b"_first_token_s", "_token_s", b"_token_s", "after", b"after", "avoid", b"avoid", "block_keys", b"block_keys", "first_token_s", b"first_token_s", "full", b"full", "kept", b"kept", "max_tokens", b"max_tokens", "model_name", b"model_name", "output_tokens", b"output_tokens", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "session", b"session", "tenant", b"tenant", "token_s", b"token_s", "weight", b"weight", "yields", b"yields"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__first_token_s: _TypeAlias = _typing.Literal["first_token_s"]  # noqa: Y015
     _WhichOneofArgType__first_token_s: _TypeAlias = _typing.Literal["_first_token_s", b"_first_token_s"]  # noqa: Y015

@@ -44,6 +44,7 @@ def order_from_message(message: common_pb2.Request, max_tokens: int | None = Non
         owner=message.namespace,
         session=message.session.encode(),
         priority=_priority(message.priority),
+        yields=message.yields,
     )
     origin = Origin(message.session, message.namespace, tuple(message.sources))
     return Order(request=request, cache_root=message.cache_root, origin=origin, marks=_marks(message))

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from math import inf
 
 from penstock.engine.engine import Engine
 from penstock.engine.errors import EngineBusy, EngineClosed, EngineError, NotFinite, RequestRefused
@@ -104,9 +105,9 @@ class Worker:
             queue_s=self._queue_s,
             least_wait_s=self.config.fetch_wait_s,
         )
-        claim = PromptClaim(
-            self.store, self.metrics, self._pace, least_s=self.config.claim_s, sources=order.origin.sources
-        )
+        # Who yields may take long over its prompt: nobody is to wait for it.
+        least_s = inf if order.request.yields else self.config.claim_s
+        claim = PromptClaim(self.store, self.metrics, self._pace, least_s=least_s, sources=order.origin.sources)
         sink = BlockSink(self.publisher, chain, origin=order.origin, cost=self._block_seconds, gave_up=claim.withdraw)
         retainer = Retainer(self.store, self.metrics, order.marks, order.origin.namespace)
         return Work(chain, fetcher, (len(tokens) - 1) // size, sink, retainer, claim)
@@ -143,16 +144,17 @@ class Worker:
         work: Work,
         source: KvSource | None = None,
         relay: Callable[[], Relay | None] = lambda: None,
+        *,
+        publish: bool = True,
     ) -> AsyncIterator[Update]:
         """The engine's updates; its errors become those of the mesh. `source` defaults to the stored prefix; `relay` is
-        that of `Engine.generate`."""
+        that of `Engine.generate`. Without `publish` the store gets no block of it."""
         self.changed.set()
         work.retainer.begin(work.fetcher.keys)
+        sink = work.sink if publish else None
         origin = source or StoredPrefix(work.fetcher, work.fetchable, work.sink.loaded, work.claim)
         try:
-            async with aclosing(
-                self.engine.generate(request, origin, work.sink, relay=relay, chain=work.chain)
-            ) as updates:
+            async with aclosing(self.engine.generate(request, origin, sink, relay=relay, chain=work.chain)) as updates:
                 async for update in updates:
                     yield update
         except RequestRefused as error:

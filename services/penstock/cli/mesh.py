@@ -66,6 +66,9 @@ class MeshOptions:
     """The PEM file of its key."""
     cors_origins: tuple[str, ...] = ()
     """Origins of web pages that may use the gateway, such as https://chat.example; * for all."""
+    batch_store: str = ""
+    """Where files and batches are kept, for /v1/files and /v1/batches: a directory, or the address of a Redis. Default:
+    they are off."""
     models: Annotated[tuple[str, ...], Parameter(name="--model", negative=())] = (NAMES[0],)
     """A Hugging Face model directory, its name on the hub as ORG/NAME, or the name of an embedded model. Give it once
     for each model: all are served side by side, by their names, each with workers of its own and an equal share of the
@@ -419,6 +422,8 @@ def _door(options: MeshOptions) -> Iterator[str]:
     for name in ("api_keys", "server_key_file", "tls_cert", "tls_key"):
         if (path := getattr(options, name)) is not None:
             yield from (f"--{name.replace('_', '-')}", str(path.absolute()))
+    if where := options.batch_store:
+        yield from ("--batch-store", where if "://" in where else str(Path(where).expanduser().absolute()))
     for origin in options.cors_origins:
         yield from ("--cors-origins", origin)
     if options.tool_format:

@@ -115,6 +115,23 @@ class GatewayConfig:
     """Most stored responses of one tenant."""
     max_tenant_responses_bytes: Size = 64 * 1024 * 1024
     """Most bytes of one tenant's stored responses together."""
+    batch_store: str = field(default="", repr=False)
+    """Where files and batches are kept: a directory, which gateways of one host may share, or
+    redis://HOST:PORT/DATABASE, for those of several hosts; empty: /v1/files and /v1/batches are off."""
+    max_file_bytes: Size = 200 * 1024 * 1024
+    """Most bytes of one file that a client sends."""
+    max_tenant_file_bytes: Size = 2 * 1024 * 1024 * 1024
+    """Most bytes of all files of one tenant; results of batches count, and are kept however many there are."""
+    max_tenant_files: int = 1000
+    """Most files of one tenant, likewise."""
+    max_batch_lines: int = 50_000
+    """Most lines of one batch."""
+    max_tenant_batches: int = 100
+    """Most batches of one tenant that are not over."""
+    max_live_lines: int = 1024
+    """Most lines of batches that are on their way at one time, however much room the mesh has."""
+    batch_kept_s: float = 30 * 86_400.0
+    """Seconds for which files, and batches that are over, are kept."""
     max_past_requests: int = 1024
     """Requests that have ended of which GET /v1/requests/ID still tells."""
     max_past_bytes: Size = 8 * 1024 * 1024
@@ -137,7 +154,8 @@ class GatewayConfig:
         addresses(self, "http_address", "grpc_address")
         optional_addresses(self, "metrics_address")
         at_least(self, 1, "max_live_requests", "max_body_bytes", "max_upload_bytes", "max_n", "max_request_tokens")
-        at_least(self, 1, "max_output_tokens")
+        at_least(self, 1, "max_output_tokens", "max_file_bytes", "max_tenant_file_bytes", "max_tenant_files")
+        at_least(self, 1, "max_batch_lines", "max_tenant_batches", "max_live_lines", "batch_kept_s")
         at_least(self, 1, "max_responses", "max_responses_bytes", "max_tenant_responses", "max_tenant_responses_bytes")
         more_than(self, 0, "request_timeout_s", "ping_s", "responses_ttl_s")
         at_least(self, 0, "failover_s", "max_sessions", "max_session_tokens", "max_tenant_session_tokens", "drain_s")
@@ -163,6 +181,9 @@ class GatewayConfig:
         if self.responses_store != "memory" and not self.responses_store.startswith(REDIS_SCHEMES):
             right = "must be memory or redis://HOST:PORT/DATABASE"
             raise ConfigError("responses_store", self.responses_store[:16], right)
+        if "://" in self.batch_store and not self.batch_store.startswith(REDIS_SCHEMES):
+            right = "must be a directory or redis://HOST:PORT/DATABASE"
+            raise ConfigError("batch_store", self.batch_store.partition("://")[0], right)
         if self.server_key and self.server_key_file:
             raise ConfigError("server_key_file", str(self.server_key_file), "must be empty where server_key is set")
 

@@ -20,12 +20,14 @@ from penstock.gateway.accounts.limiter import Limiter
 from penstock.gateway.accounts.sharing import sharing
 from penstock.gateway.accounts.terms import read_terms
 from penstock.gateway.api.responses.opening import open_responses
+from penstock.gateway.batches.opening import open_batches
 from penstock.gateway.completing.completer import Completer, SharedParts
 from penstock.gateway.completing.models import Models
 from penstock.gateway.completing.past import PastRequests
 from penstock.gateway.completing.sources import read_models
 from penstock.gateway.completing.threads import open_threads
 from penstock.gateway.config import GatewayConfig
+from penstock.gateway.door.answering import LineDoor
 from penstock.gateway.door.drain import Drain
 from penstock.gateway.door.http import application
 from penstock.gateway.door.reception import Reception
@@ -94,6 +96,7 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
     async with (
         open_ledger(config.ledger, terms, failed) as ledger,
         open_responses(config) as responses,
+        open_batches(config, metrics) as batches,
         open_channels() as channels,
         open_worker_channels(channels, failed) as workers,
         open_view(channels, config.router, tokenizers=tokenizers, own=own, failed=failed) as view,
@@ -140,6 +143,7 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
                 metrics=metrics,
                 drain=Drain(served),
                 responses=responses,
+                batches=batches.desk if batches else None,
                 started=started,
             )
             service = GatewayService(reception)
@@ -170,6 +174,8 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
                             await stack.enter_async_context(auth.followed(failed))
                             if tls:
                                 await stack.enter_async_context(tls.followed(failed))
+                            if batches:  # ends before the drain: others go on with what has no result yet
+                                await stack.enter_async_context(batches.running(LineDoor(reception), threads))
                             yield Gateway(address, config.grpc_address.at(rpc.port), reception)
                     finally:
                         await rpc.set_serving(False)
@@ -184,7 +190,7 @@ def _introduction(config: GatewayConfig, rpc: RpcServer, http: HostPort, *, tls:
 
 async def _examined(config: GatewayConfig) -> Sequence[Finding]:
     """What `penstock ctl doctor` asks of a gateway: whether the Redis that its settings name answers."""
-    settings = {"ledger": config.ledger, "responses_store": config.responses_store}
+    settings = {name: getattr(config, name) for name in ("ledger", "responses_store", "batch_store")}
     return [await redis_found(name, url) for name, url in settings.items() if url.startswith(REDIS_SCHEMES)]
 
 

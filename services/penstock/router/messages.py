@@ -129,7 +129,7 @@ def hear(seat: Seat, load: router_pb2.Load, now: float) -> None:
         raise _bad("load", "rates that are finite and not negative")
     overdue = progress.in_step_s > progress.limit_s
     queued, free = load.queued_prefill_tokens, load.free_kv_tokens
-    seat.hear(Report(load.running, load.waiting, queued, free, overdue, load.store_away), now)
+    seat.hear(Report(load.running, load.waiting, queued, free, overdue, load.store_away, load.yielding), now)
     if not any(step):
         step = astuple(seat.step_of(load.decode_step_s))
     seat.measure(Measured(*rates, *step, *overheads, *handoffs, *prompt), now)
@@ -179,6 +179,7 @@ def ask(message: router_pb2.PlanAsk) -> PlanAsk:
         priority=_priority(message.priority),
         first_token_s=_target("ask.first_token_s", message.first_token_s if message.HasField("first_token_s") else inf),
         token_s=_target("ask.token_s", message.token_s if message.HasField("token_s") else inf),
+        yields=message.yields,
     )
 
 

@@ -20,7 +20,7 @@ from penstock.router.fleet import Fleet
 from penstock.router.index import BlockIndex
 from penstock.router.ledger import Charge, Ledger
 from penstock.router.lengths import OutputLengths
-from penstock.router.options import Decision, Waits
+from penstock.router.options import Answer, Decision, QueueFull, Waits
 from penstock.router.plans import Happened, PlanAsk, Planned, Predicted
 from penstock.router.refusals import refuse, refuse_without_seats
 from penstock.router.registry import Registry, Seat
@@ -106,10 +106,26 @@ class Planner:
         """Tokens per second that all workers of a model compute together of prompts, at the last plan."""
         return self._fleet.prefill_rate(model)
 
+    def plan_aside(self, ask: PlanAsk) -> Planned | None:
+        """Places a request that yields, with the number 0: nothing is charged for it, and nothing learned from it.
+        None: all who could take it have too much to do. Raises NotFound, TooLarge or Unavailable."""
+        asked, answer, holdings = self._decide(ask, waits=False, closed=OPEN)
+        if isinstance(answer, Decision):
+            return self._planned(asked, answer, holdings, 0)
+        if isinstance(answer, QueueFull):
+            return None
+        refuse(ask, asked, answer, self._knobs.max_queue_s)
+
     def _plan(self, ask: PlanAsk, *, waits: bool, closed: Closed = OPEN) -> Planned | Waits:
-        now = self._clock()
         if len(self.ledger) >= self._max_live:
             raise Overloaded(f"{self._max_live} requests are in flight", code="too_many_requests", retry_after=1.0)
+        asked, answer, holdings = self._decide(ask, waits=waits, closed=closed)
+        if isinstance(answer, Decision):
+            return self._charge(ask, asked, answer, holdings)
+        return answer if isinstance(answer, Waits) else refuse(ask, asked, answer, self._knobs.max_queue_s)
+
+    def _decide(self, ask: PlanAsk, *, waits: bool, closed: Closed) -> tuple[Demand, Answer, Holdings]:
+        now = self._clock()
         self._suspect(ask.avoid - ask.full - ask.blamed, now)
         self._fleet.refresh(now)
         anyone = self._fleet.anyone(ask.model)
@@ -133,10 +149,7 @@ class Planner:
         def facts(column: int) -> WorkerFacts:
             return self._observer.worker(column, holdings, now)
 
-        answer = self.shortlist.decide(ask.model, asked, holdings, facts)
-        if isinstance(answer, Decision):
-            return self._charge(ask, asked, answer, holdings, now)
-        return answer if isinstance(answer, Waits) else refuse(ask, asked, answer, self._knobs.max_queue_s)
+        return asked, self.shortlist.decide(ask.model, asked, holdings, facts), holdings
 
     def keep(self, ask: PlanAsk, kept: RunningPlan) -> int:
         """Charges what another router has planned, and names it; the caller owes one `release`. Raises NotFound."""
@@ -238,16 +251,12 @@ class Planner:
         computing = [(depth, member) for depth, member in members if self.registry.get(member)]  # charges outlive seats
         return Holdings(chain, size, placed, self._fleet, computing)
 
-    def _charge(self, ask: PlanAsk, asked: Demand, decision: Decision, holdings: Holdings, now: float) -> Planned:
-        computes = decision.computes
+    def _charge(self, ask: PlanAsk, asked: Demand, decision: Decision, holdings: Holdings) -> Planned:
+        computes, now = decision.computes, self._clock()
         size, known = holdings.block_size, decision.prompt
         near = (known.resident + known.fetched) // size
         soon = near + known.awaited // size
         new = holdings.keys[soon + known.remote // size :]
-        prefills, decodes = self._seat(computes.id), self._seat(decision.decode.id)
-        prefill, decode = prefills.member if decision.prefill else None, decodes.member
-        computing = self._sources.computing(decision, (prefill or decode).host_id, holdings)
-        decoding = self._sources.decoding(prefill, decode, holdings) if prefill else computing
         number = self.ledger.charge(
             Charge(
                 prefill=computes.id,
@@ -263,7 +272,7 @@ class Planner:
                 uncached_keys=new if near == soon else [*holdings.keys[near:soon], *new],
             )
         )
-        chosen = decision.chosen
+        chosen, prefills, decodes = decision.chosen, self._seat(computes.id), self._seat(decision.decode.id)
         token_s = chosen.answer_s / asked.expected_output
         moved_s = chosen.handoff_s + chosen.room_s if decision.prefill else 0.0
         factors = prefills.prompts.believed(now), decodes.answers.believed(now)
@@ -271,6 +280,12 @@ class Planner:
         self._touch(number)
         prefills.prompts_given.add(chosen.prompt.compute_s, now)
         self._bind(ask, SessionHome(computes.id, decision.decode.id), now)
+        return self._planned(asked, decision, holdings, number)
+
+    def _planned(self, asked: Demand, decision: Decision, holdings: Holdings, number: int) -> Planned:
+        prefill = self._seat(decision.prefill.id).member if decision.prefill else None
+        decode = self._seat(decision.decode.id).member
+        computing = self._sources.computing(decision, (prefill or decode).host_id, holdings)
         return Planned(
             number=number,
             prefill=prefill,
@@ -278,7 +293,7 @@ class Planner:
             cached_tokens=decision.cached_tokens,
             uncached_tokens=decision.uncached_tokens,
             prefill_sources=computing if prefill else (),
-            decode_sources=decoding,
+            decode_sources=self._sources.decoding(prefill, decode, holdings) if prefill else computing,
             decision=decision,
             expected_output=asked.expected_output,
             home=asked.home_decode == decode.id,

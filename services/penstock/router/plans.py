@@ -42,6 +42,8 @@ class PlanAsk(msgspec.Struct, frozen=True, kw_only=True):
     """It is of no use when its first token comes later than this."""
     token_s: float = inf
     """Likewise each of the others, after the one before."""
+    yields: bool = False
+    """It gets places that nobody else wants."""
 
     @property
     def begun(self) -> bool:

@@ -51,6 +51,8 @@ class Report:
     """Its step has taken longer than it may, by what was predicted."""
     store_away: bool = False
     """It is connected to no store."""
+    yielding: int = 0
+    """Sequences that yield, of which the other fields know nothing."""
 
 
 @dataclass(slots=True)
@@ -190,6 +192,11 @@ class Seat:
     def well_at(self) -> float:
         """When it was last known to get on with its work: `heard_at`, unless it says there that it does not."""
         return -inf if self.report.overdue else self.heard_at
+
+    @property
+    def decodes(self) -> bool:
+        """Whether it is a worker that decodes."""
+        return self.member.role not in (None, Role.PREFILL)
 
     def drain(self, draining: bool = True) -> None:
         """It wants nothing new, or something again."""
@@ -339,10 +346,14 @@ class Registry:
         there = [seat for seat in self if seat.member.address == name]
         return self._seats.get(name) or (max(there, key=lambda seat: seat.joined_at) if there else None)
 
-    def decoders(self, model: str, now: float) -> list[Seat]:
-        """The workers of `model` that decode and may get work."""
-        workers = [seat for seat in self if seat.member.model == model and seat.member.role not in (None, Role.PREFILL)]
+    def workers(self, model: str, now: float) -> list[Seat]:
+        """Those of `model` that may get work."""
+        workers = [seat for seat in self if seat.member.model == model and seat.member.role is not None]
         return [seat for seat in workers if self.available(seat, now)]
+
+    def decoders(self, model: str, now: float) -> list[Seat]:
+        """Those of them that decode."""
+        return [seat for seat in self.workers(model, now) if seat.decodes]
 
     def stores(self) -> list[Member]:
         """The joined stores."""

@@ -31,6 +31,7 @@ from penstock.router.registry import RegistryView, Seat
 from penstock.router.shared.opening import shared
 from penstock.router.showing import Showing
 from penstock.router.streams import PlanStreams
+from penstock.router.yielding import YieldingLine
 from penstock.rpc.server import serve
 from penstock.runtime.findings import Finding
 from penstock.runtime.metrics import RouterMetrics
@@ -55,12 +56,13 @@ class Router:
         self.metrics = RouterMetrics()
         self.planner = Planner(config, clock, self._count_happened)
         self.line = WaitingLine(self.planner, config, clock)
+        self.yielding = YieldingLine(self.planner, clock, most_held=config.max_held, most_live=config.max_live_plans)
         self.view: Latest[RegistryView] = Latest(RegistryView())
         self._clock = clock
         self.id = config.name or uuid4().hex
         self.recent = RecentPlans(config.max_recent_plans, clock)
         self.plans = PlanStreams(
-            self.planner, self.line, self.metrics, router_id=self.id, tell=self._tell, recent=self.recent
+            self.planner, self.line, self.yielding, self.metrics, router_id=self.id, tell=self._tell, recent=self.recent
         )
         self._mailboxes: dict[Seat, Mailbox] = {}
         self.shown = Showing(self.planner, self.line, clock, router_id=self.id)
@@ -273,7 +275,7 @@ class _Servicer(router_pb2_grpc.RouterServicer):
 async def open_router(config: RouterConfig) -> AsyncIterator[Router]:
     """A router that serves until the block ends."""
     router = Router(config)
-    calls = config.max_live_plans + config.max_held + 2 * config.max_members + 64
+    calls = 2 * (config.max_live_plans + config.max_held) + 2 * config.max_members + 64
 
     def register(server: grpc.aio.Server) -> None:
         router_pb2_grpc.add_RouterServicer_to_server(_Servicer(router), server)

@@ -15,6 +15,7 @@ from penstock.router.line import TICK_S, TURN_S, HeldAsk, WaitingLine
 from penstock.router.planner import Planner
 from penstock.router.plans import PlanAsk, Planned
 from penstock.router.recent_plans import RecentPlans
+from penstock.router.yielding import YieldingLine
 from penstock.runtime.metrics import RouterMetrics
 from penstock.v1 import common_pb2, router_pb2
 
@@ -26,6 +27,7 @@ class PlanStreams:
         self,
         planner: Planner,
         line: WaitingLine,
+        yielding: YieldingLine,
         metrics: RouterMetrics,
         *,
         router_id: str,
@@ -35,6 +37,7 @@ class PlanStreams:
         """`tell` passes on what sessions say of themselves, or what follows from their requests' begin and end."""
         self._planner = planner
         self._line = line
+        self._yielding = yielding
         self._metrics = metrics
         self._router_id = router_id
         self._tell = tell
@@ -63,7 +66,7 @@ class PlanStreams:
                         session = ask.session
                         self._tell(self._live.begin(session))
                     if ask.kept is not None:
-                        number = self._planner.keep(ask, ask.kept)
+                        number = self._yielding.keep(ask.kept) if ask.yields else self._planner.keep(ask, ask.kept)
                         epoch += 1
                         yield messages.kept(ask.kept, epoch, self._name(number))
                         continue
@@ -93,7 +96,7 @@ class PlanStreams:
                     self._progress(number, request.progress)
             ended = True
         finally:
-            if ask is not None:
+            if ask is not None and not ask.yields:  # a batch's answers say nothing of how long others will be
                 self._planner.learn(ask, generated, ended=ended)
             if held is not None:
                 self._abandon(held)
@@ -109,25 +112,34 @@ class PlanStreams:
                 async with asyncio.timeout(TICK_S):
                     await self._stirred.wait()
             self._stirred.clear()
-            if len(self._line) and self._line.turn():
+            again = len(self._line) > 0 and self._line.turn()
+            if (len(self._yielding) and self._yielding.turn()) or again:
                 self._stirred.set()
-            self._metrics.held.set(len(self._line))
+            self._count_waiting()
             await asyncio.sleep(TURN_S)
 
     def stir(self) -> None:
         """There may be room for those who wait."""
-        if len(self._line):
+        if len(self._line) or len(self._yielding):
             self._stirred.set()
 
     def _enter(self, ask: PlanAsk, told: Callable[[], None]) -> Planned | HeldAsk:
         try:
             with self._metrics.decision.time():
-                found = self._line.enter(ask, told)
+                found = self._line_of(ask).enter(ask, told)
         except PenstockError as error:
             self._count_refused(error)
             raise
-        self._metrics.held.set(len(self._line))
+        self._count_waiting()
         return found
+
+    def _line_of(self, ask: PlanAsk) -> WaitingLine | YieldingLine:
+        return self._yielding if ask.yields else self._line
+
+    def _count_waiting(self) -> None:
+        self._metrics.held.set(len(self._line))
+        self._metrics.held_yielding.set(len(self._yielding))
+        self._metrics.yielding.set(self._yielding.live)
 
     def _outcome(self, held: HeldAsk) -> Planned:
         """What became of a request that was held back. Raises PenstockError."""
@@ -139,14 +151,17 @@ class PlanStreams:
 
     def _abandon(self, held: HeldAsk) -> None:
         """Nobody waits for it any more."""
-        self._line.leave(held)
+        self._line_of(held.ask).leave(held)
         if isinstance(held.outcome, Planned):
             self._release(held.outcome.number)
         self.stir()  # its worker is closed for it no more
-        self._metrics.held.set(len(self._line))
+        self._count_waiting()
 
     def _release(self, number: int) -> None:
-        self._planner.release(number)
+        if number < 0:
+            self._yielding.release(number)
+        else:
+            self._planner.release(number)
         self.stir()
 
     def _count_refused(self, error: PenstockError) -> None:
@@ -158,9 +173,13 @@ class PlanStreams:
         self._metrics.held_seconds.observe(planned.held_s)
 
     def _progress(self, number: int, progress: router_pb2.PlanProgress) -> None:
-        if progress.prefill_done:
-            self._planner.prefilled(number)
-        self._planner.generated(number, progress.generated)
+        if number < 0:
+            if progress.prefill_done:
+                self._yielding.prefilled(number)
+        else:
+            if progress.prefill_done:
+                self._planner.prefilled(number)
+            self._planner.generated(number, progress.generated)
         self.stir()
 
     def _name(self, number: int) -> str:

@@ -24,8 +24,8 @@ from penstock.engine.scheduling.chunking import (
     whole_tokens,
 )
 from penstock.engine.scheduling.live import new_live
-from penstock.engine.scheduling.plan import PromptRoom, StepLimits
 from penstock.engine.scheduling.scheduler import Scheduler
+from penstock.engine.scheduling.situation import PromptRoom, StepLimits
 from penstock.engine.stats import Counters
 from penstock.engine.step.memory import PageMemory
 from penstock.kv.spec import KvSpec
@@ -239,7 +239,7 @@ async def test_the_engine_keeps_to_it(config, monkeypatch):
                 begun.set()
         assert update.finish == "length"
 
-    monkeypatch.setattr(Counters, "step", lambda *_: None)
+    monkeypatch.setattr(Counters, "step", lambda *_, **__: None)
     async with Engine.open(replace(config, itl_target_ms=50), load=load) as engine, asyncio.TaskGroup() as tasks:
         engine._counters.decode_step_s, engine._counters.prefill_tokens_per_s = 0.02, 1000.0
         begun = asyncio.Event()

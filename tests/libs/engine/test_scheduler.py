@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
+from math import inf
 from random import Random
 
 from hypothesis import example, given, settings
@@ -15,10 +16,11 @@ from penstock.engine.hooks import LoadResult
 from penstock.engine.pages import PagePool
 from penstock.engine.request import Request, SamplingParams
 from penstock.engine.sampling.choice import Chosen
+from penstock.engine.scheduling.leftover import ANY_LEFTOVER, Leftover
 from penstock.engine.scheduling.live import new_live
-from penstock.engine.scheduling.plan import PromptRoom, Situation, StepLimits
 from penstock.engine.scheduling.plan import plan as plan_of
 from penstock.engine.scheduling.scheduler import Scheduler
+from penstock.engine.scheduling.situation import PromptRoom, Situation, StepLimits
 from penstock.kv.identity import Chain, packed
 
 
@@ -305,6 +307,14 @@ rooms = st.builds(
     enough=st.none() | st.integers(1, 40),
 )
 
+leftovers = st.builds(
+    Leftover,
+    beside_s=st.sampled_from([0.0, 1.0, 20.0]),
+    alone_s=st.sampled_from([0.5, 20.0, inf]),
+    row_s=st.sampled_from([0.0, 1.0]),
+    token_s=st.sampled_from([0.0, 0.5]),
+)
+
 
 @st.composite
 def situations(draw):
@@ -397,8 +407,10 @@ class Play:
 
     `memory` says what is in the pages, which stays when their owners go."""
 
-    def __init__(self, requests, limits, spare, seed):
+    def __init__(self, requests, limits, spare, seed, yielding=0.0, leftover=ANY_LEFTOVER):
+        """`yielding` is the chance that a request yields."""
         self.luck = Random(seed)
+        self.yielding, self.leftover = yielding, leftover
         largest = max(limits.pages_for(prompt + output - 1) for prompt, output, _ in requests)
         self.pool = PagePool(largest + spare, itertools.count().__next__)
         self.memory, self.kv = defaultdict(dict), {}
@@ -414,7 +426,8 @@ class Play:
         tokens = tuple(at + (family if at > 9 else 0) for at in range(prompt))
         chain = Chain(b"", self.limits.block_size, tokens) if self.luck.random() < 0.7 else None
         owner, priority = self.luck.choice([b"a", b"b"]), self.luck.choice([0, 0, 5, -5])
-        request = Request(str(ticket), tokens, sampling, owner=owner, priority=priority)
+        yields = self.yielding > 0 and self.luck.random() < self.yielding
+        request = Request(str(ticket), tokens, sampling, owner=owner, priority=priority, yields=yields)
         live = new_live(request, ticket, frozenset(), chain=chain, now=ticket)
         return live, min(loaded, self.limits.pages_for(prompt))
 
@@ -437,7 +450,7 @@ class Play:
         """The tokens that steps have still to compute, block by block."""
         size, own, common = self.limits.block_size, 0, {}
         for live in [*self.scheduler._waiting, *self.scheduler._running]:
-            if live.remaining == 1 and live in self.scheduler._running:
+            if live.request.yields or (live.remaining == 1 and live in self.scheduler._running):
                 continue
             for block in range(live.computed // size, self.limits.pages_for(live.length)):
                 tokens = min(live.length, (block + 1) * size) - max(live.computed, block * size)
@@ -457,14 +470,14 @@ class Play:
         assert self.scheduler.stats().queued_tokens == self.queued()
         self.scheduler._share()
         assert self.scheduler.stats().queued_tokens == self.queued()
-        expected = plan_of(self.scheduler.situation(drafts, room=room))
+        expected = plan_of(self.scheduler.situation(drafts, room=room, leftover=self.leftover))
         again = self.scheduler._once_more
         if drafts:
-            step = self.scheduler.next_step(drafts, room=room)
+            step = self.scheduler.next_step(drafts, room=room, leftover=self.leftover)
         else:
             step = again()
             self.repeated += step is not None
-            step = self.scheduler.next_step(drafts, room=room) if step is None else step
+            step = self.scheduler.next_step(drafts, room=room, leftover=self.leftover) if step is None else step
         assert [(live.ticket, live.run.known, len(live.run.choice.drafts)) for live in step] == [
             (portion.ticket, portion.known, portion.drafts) for portion in expected.portions
         ], "also when it is the last again"
@@ -558,7 +571,7 @@ class Play:
         self.scheduler.release("sink", self.lent)
         assert self.pool.free == self.pool.total and not self.pool.owners()
         stats = self.scheduler.stats()
-        assert (stats.running, stats.waiting, stats.loading, stats.queued_tokens) == (0, 0, 0, 0)
+        assert (stats.running, stats.waiting, stats.loading, stats.queued_tokens, stats.yielding) == (0, 0, 0, 0, 0)
         assert stats.copied_tokens == self.copied
 
 
@@ -569,6 +582,8 @@ class Play:
     drafted=False,
     room=PromptRoom(),
     seed=270,
+    yielding=0.0,
+    leftover=ANY_LEFTOVER,
 )  # a running sequence takes the pages of all that it has still to compute but its last token
 @settings(max_examples=150)
 @given(
@@ -578,13 +593,15 @@ class Play:
     drafted=st.booleans(),
     room=rooms,
     seed=st.integers(0, 10**6),
+    yielding=st.sampled_from([0.0, 0.0, 0.4, 1.0]),
+    leftover=leftovers,
 )
-def test_everything_ends_whatever_happens(requests, limits, spare, drafted, room, seed):
-    play = Play(requests, limits, spare, seed)
+def test_everything_ends_whatever_happens(requests, limits, spare, drafted, room, seed, yielding, leftover):
+    play = Play(requests, limits, spare, seed, yielding, leftover)
     for _ in range(20_000):
         play.give_back()
         stats = play.scheduler.stats()
-        idle = not stats.running + stats.waiting
+        idle = not stats.running + stats.waiting + stats.yielding
         if play.arrivals and (idle or play.luck.random() < 0.3):
             play.arrive()
             idle = False

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from penstock.engine.pages import PagePool
-from penstock.engine.scheduling.plan import StepLimits
 from penstock.engine.scheduling.scheduler import Scheduler
+from penstock.engine.scheduling.situation import StepLimits
 from penstock.engine.stats import Counters, EngineStats, collect
 from penstock.runtime.turns.baton import TurnCounters
 from penstock.worker.progress import IdleWatch, overdue

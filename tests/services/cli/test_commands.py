@@ -112,6 +112,7 @@ def test_the_gateway_gets_the_settings_of_its_doors(tmp_path: Path) -> None:
         tls_key=tmp_path / "its-key",
         cors_origins=("https://a.example", "https://b.example"),
         tool_format="kimi",
+        batch_store=str(tmp_path / "batches"),
     )
     with reserved_ports() as ports:
         plan = plan_mesh(options, ports)
@@ -123,6 +124,7 @@ def test_the_gateway_gets_the_settings_of_its_doors(tmp_path: Path) -> None:
     assert f"--tls-cert {tmp_path}/cert --tls-key {tmp_path}/its-key" in given
     assert "--cors-origins https://a.example --cors-origins https://b.example" in given
     assert "--tool-format kimi" in given
+    assert f"--batch-store {tmp_path}/batches" in given
     others = [child.command for child in plan.children if child.name != "gateway"]
     assert not any("0.0.0.0" in argument for command in others for argument in command)
 

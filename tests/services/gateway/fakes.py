@@ -208,6 +208,8 @@ class Worker(prefill_pb2_grpc.PrefillServicer, decode_pb2_grpc.DecodeServicer):
         self.requests: list[common_pb2.Request] = []
         self.handoffs: list[decode_pb2.HandoffSource | None] = []
         self.listeners = Listeners()
+        self.listened: list[str] = []
+        """The listener that each call has named, or ''."""
         self.listening = 0
         """Listeners that are there."""
         self.batches: list[decode_pb2.TokenBatch] = []
@@ -242,6 +244,7 @@ class Worker(prefill_pb2_grpc.PrefillServicer, decode_pb2_grpc.DecodeServicer):
     async def Generate(self, request, context):
         self.live += 1
         self.requests.append(request.request)
+        self.listened.append(request.to.listener)
         self.handoffs.append(request.handoff if request.HasField("handoff") else None)
         self._mesh.tick()
         try:

@@ -251,6 +251,8 @@ async def test_the_clients_trace_goes_on(setup):
         ({"http_address": "[::]:0"}, "http_address"),
         ({"http_address": "gateway.example:80"}, "http_address"),
         ({"grpc_address": "192.168.0.7:0"}, "grpc_address"),
+        ({"batch_store": "redis+cluster://127.0.0.1:1"}, "batch_store"),
+        ({"batch_kept_s": 0}, "batch_kept_s"),
     ],
 )
 def test_settings_are_checked(model_dir, settings, named):

@@ -27,7 +27,7 @@ class Desk:
         self.planner = Planner(RouterConfig(seed=3, **settings), lambda: self.now)
 
     def join(
-        self, name: str, role: Role = Role.BOTH, spec: KvSpec = SPEC, host: str = "h", *, model: str = "m"
+        self, name: str, role: Role = Role.BOTH, spec: KvSpec = SPEC, host: str = "h", *, model: str = "m", **other: Any
     ) -> Seat:
         return self.planner.registry.join(
             Member(
@@ -40,6 +40,7 @@ class Desk:
                 max_model_len=32_768,
                 max_running=32,
                 kv_capacity_tokens=200_000,
+                **other,
             ),
             self.now,
         )

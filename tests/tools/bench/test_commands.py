@@ -35,6 +35,7 @@ def test_help_of_the_command_line_imports_no_bench() -> None:
     "name",
     [
         "all",
+        "batch",
         "e2e",
         "engine",
         "evict",

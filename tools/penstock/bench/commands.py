@@ -229,6 +229,16 @@ def evict(options: Options = None, *, trace: list[Path] | None = None) -> None:
 
 
 @app.command
+def batch(options: Options = None) -> None:
+    """What a batch of a thousand lines costs those who are served live beside it, and what it makes of the rest."""
+    import uvloop
+
+    from penstock.bench.batch import measure
+
+    _run(measure, options, uvloop.new_event_loop)
+
+
+@app.command
 def paired(other: Path, name: str, *, rounds: int = 3, quick: bool = False, json: bool = False) -> None:
     """A bench here and in another checkout, in turns: the ratio of each figure, here : there.
 

@@ -13,6 +13,9 @@ from penstock.engine.sampling.choice import Chosen
 from penstock.engine.scheduling.live import Live
 from penstock.runtime.drafts import DraftAccount
 
+_AT_ONCE = 64
+"""Tokens that wait for each other where a request yields: nobody reads such an answer as it comes, and to tell of a
+token costs about as much as to compute it with a small model."""
 _MOST = 1024
 """Tokens of one update, so that it fits into a message with its logprobs."""
 
@@ -58,15 +61,15 @@ class Outlet:
         self.finish: FinishReason | None = None
         self.error: Exception | None = None
         self._chosen: list[Chosen] = []
-        self._index = 0
-        """Index of the first token of `_chosen` among the generated tokens."""
+        self._first = self._index = 0
+        """Index of the first token of all, and of `_chosen`, among the generated tokens."""
         self._drafts = drafts
         self._reader: asyncio.Future[None] | None = None
         self._relay: Relay | None = None
 
     def enter(self) -> None:
         """The sequence is in the line, with all the output that was given to it."""
-        self._index = self.live.generated
+        self._first = self._index = self.live.generated
         self.timeline.load_over(time.monotonic())
 
     def add(self, answer: list[Chosen], now: float) -> None:
@@ -89,12 +92,18 @@ class Outlet:
         """Lets sink and reader, or its relay, know of the last step."""
         if self.feed is not None and not self.live.gone:
             self.feed.report()
-        if not self._chosen:
+        if not self._chosen or self._rests:
             return
         if self._relay is not None and not self._over:
             self._relay(self)
         else:
             self.wake()
+
+    @property
+    def _rests(self) -> bool:
+        """Whether the reader hears of its tokens later, after the first."""
+        begun = self._index > self._first
+        return self.live.request.yields and begun and len(self._chosen) < _AT_ONCE and not self._over
 
     def wake(self) -> None:
         """Wakes the reader if it waits."""

@@ -14,130 +14,19 @@ computes is chosen anew for each step, so one that ends or has to wait holds nob
 
 The leading tokens of its next block that a sequence can copy from another's page are not computed, and nobody waits for
 them: whoever begins while another computes them computes them too.
+
+Sequences that yield get what the others have left of a step (`Leftover`): they stand behind all of them, take no page
+that these could need soon, and lose their pages and their places to any that wants them.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Sequence
 
-
-@dataclass(frozen=True, slots=True)
-class StepLimits:
-    """Limits of the size of a step, and the number of tokens in a page."""
-
-    max_batch_tokens: int
-    max_running: int
-    block_size: int
-
-    def pages_for(self, tokens: int) -> int:
-        """Number of pages that `tokens` tokens need."""
-        return -(-tokens // self.block_size)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptRoom:
-    """How many tokens of prompts a step may compute."""
-
-    beside: int | None = None
-    """Most of them in a step with decode rows; None: as many as fit."""
-    alone: int | None = None
-    """Most of them in a step without; None: as many as fit."""
-    whole: int = 0
-    """A step with decode rows and no other prompt computes all of one that begins, if that is no more than this."""
-    enough: int | None = None
-    """Where a prompt ends in a step that has at least so many of them, no other follows; None: the step is filled."""
-
-
-ANY_ROOM = PromptRoom()
-"""As many as fit."""
-
-
-class Schedulable(Protocol):
-    """The part of a sequence that the policy reads."""
-
-    @property
-    def ticket(self) -> int:
-        """Names it."""
-        ...
-
-    @property
-    def place(self) -> int:
-        """In line: lower is earlier."""
-        ...
-
-    @property
-    def length(self) -> int:
-        """All known tokens."""
-        ...
-
-    @property
-    def remaining(self) -> int:
-        """Known tokens whose KV is still to be computed; 1 is a decode step."""
-        ...
-
-    @property
-    def pages(self) -> Sequence[int]:
-        """Held by the sequence."""
-        ...
-
-    @property
-    def next_key(self) -> bytes | None:
-        """Names the block that its next token belongs to; None when that is its own, whatever others compute."""
-        ...
-
-
-@dataclass(slots=True)
-class Portion:
-    """One sequence's share of a step: consecutive tokens, and drafts behind them."""
-
-    ticket: int
-    known: int
-    """Known tokens to compute, starting at the first one without KV that is not copied."""
-    new_pages: int
-    drafts: int = 0
-    copied: int = 0
-    """Known tokens before them that can be copied."""
-
-
-@dataclass(slots=True)
-class StepPlan:
-    """The changes to make for the next step, in the order of the fields. Tickets name the sequences."""
-
-    preempt: list[int] = field(default_factory=list)
-    """Running sequences that lose their pages and go back to the line."""
-    strip: list[int] = field(default_factory=list)
-    """Waiting or loading sequences that lose their loaded pages and keep their place."""
-    admit: list[int] = field(default_factory=list)
-    """The head of the line that starts running."""
-    portions: list[Portion] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class Situation:
-    """All that a plan depends on. The lines are in order of their places."""
-
-    limits: StepLimits
-    free: int
-    """Free pages."""
-    running: Sequence[Schedulable]
-    """Each holds pages for all its known tokens but possibly the last."""
-    waiting: Sequence[Schedulable]
-    """Some hold pages that a source has filled."""
-    loading: Sequence[Schedulable] = ()
-    """Not in line yet; a source is filling their pages."""
-    drafts: Mapping[int, int] = field(default_factory=dict)
-    """Proposed tokens at hand, by ticket."""
-    copyable: Callable[[Any], int] = lambda _live: 0
-    """How many tokens a sequence of the lines can copy instead of computing them: the leading ones of its next block,
-    never its last token."""
-    holds: Callable[[int], int] = lambda _page: 1
-    """How many hold a page: sequences, sinks and copies. It comes free when all have given it back."""
-    stalled: bool = False
-    """No sequence could run for a while, so the plan may take even pages that are being filled."""
-    room: PromptRoom = ANY_ROOM
+from penstock.engine.scheduling.chunking import LEAST_TOKENS
+from penstock.engine.scheduling.leftover import YIELDS_FROM
+from penstock.engine.scheduling.situation import ANY_ROOM, Portion, Schedulable, Situation, StepPlan
 
 
 class _Planner:
@@ -152,6 +41,10 @@ class _Planner:
         """Holds that sequences give back in this plan, by page."""
         self.budget = situation.limits.max_batch_tokens
         self.room = situation.room
+        self.leftover = situation.leftover
+        self.reserve = situation.reserve
+        self.crowded = False
+        """A sequence that does not yield was sent back: there is no room for others."""
         self.whole = 0
         """Most tokens of a prompt that goes into the step whole; 0 once there is one in it."""
         self.prompt_tokens = 0
@@ -190,10 +83,15 @@ class _Planner:
         live = self.helpful(younger, [*younger, *self.strippable(*self.waiting, *self.loading)], after)
         if live is None:
             return False
+        self.send_back(live)
+        return True
+
+    def send_back(self, live: Schedulable) -> None:
+        """A running sequence goes back to the line."""
         self.running.remove(live)
         self.plan.preempt.append(live.ticket)
         self.give_back(live)
-        return True
+        self.crowded = self.crowded or not yields(live)
 
     def strippable(self, *line: Schedulable) -> list[Schedulable]:
         """Those that can still give up their pages."""
@@ -225,8 +123,8 @@ class _Planner:
 
     def make_room(self, live: Schedulable) -> bool:
         """Takes the pages of one sequence for a running one; False when that helps no more."""
-        line, loading = self.waiting, self.loading
-        return self.strip(line, loading) or self.strip(loading, line) or self.preempt(live.place)
+        line, loading, after = self.waiting, self.loading, live.place if yields(live) else -1
+        return self.strip(line, loading, after) or self.strip(loading, line, after) or self.preempt(live.place)
 
     def draft(self, live: Schedulable, portion: Portion, wanted: int) -> None:
         """Adds as many drafts as budget and free pages allow; it takes no page from another sequence."""
@@ -263,17 +161,21 @@ class _Planner:
         if count == left and self.room.enough is not None and self.prompt_tokens >= self.room.enough:
             self.budget = 0
 
-    def admit(self, stalled: bool) -> None:
+    def admit(self, line: Sequence[Schedulable], stalled: bool) -> None:
         """New sequences in order, each with pages for all it knows, so that a prefill never starves half-way."""
-        for live in self.waiting:
-            if len(self.running) >= self.limits.max_running or self.budget < 1 or self.waits(live):
+        for live in line:
+            if self.budget < 1 or self.waits(live):
                 return
             need = self.missing(live, live.length)
+            if not yields(live):
+                self.clear(live, need)
+            if len(self.running) >= self.limits.max_running:
+                return
             while not self.running and self.free < need:
-                loading = self.loading if stalled else ()
-                if not (self.strip(self.waiting, loading, live.place) or self.strip(loading)):
+                loading, after = self.loading if stalled else (), live.place if yields(live) else -1
+                if not (self.strip(self.waiting, loading, live.place) or self.strip(loading, after=after)):
                     break
-            if self.free - need < len(self.running):
+            if self.free - need < self.kept_free(live):
                 return
             left, copied = self.left(live)
             if self.budget < left <= self.whole:
@@ -281,6 +183,78 @@ class _Planner:
             self.running.append(live)
             self.plan.admit.append(live.ticket)
             self.prefill(live, need, left, copied)
+
+    def kept_free(self, live: Schedulable) -> int:
+        """Pages that have to be left when a sequence begins: one for each that runs; it does not count those that would
+        give way to it."""
+        if yields(live):
+            return len(self.running) + (self.reserve if self.running else 0)
+        return sum(not yields(one) for one in self.running)
+
+    def clear(self, live: Schedulable, need: int) -> None:
+        """Sequences that yield make room for one that does not, and that needs so many pages."""
+        behind = YIELDS_FROM - 1
+        while self.free - need < self.kept_free(live) and (
+            self.strip(self.waiting, self.loading, behind) or self.preempt(behind)
+        ):
+            pass
+        if len(self.running) >= self.limits.max_running:
+            last = max(self.running, key=lambda live: live.place)
+            if yields(last):
+                self.send_back(last)
+
+    def fill(self, stalled: bool) -> None:
+        """What the others have left of the step goes to sequences that yield. In a step without others their decode
+        rows leave half of it to their prompts, where there are any: these would not begin otherwise."""
+        beside = bool(self.plan.portions)
+        seconds = self.leftover.beside_s if beside else self.leftover.alone_s
+        if seconds <= 0:
+            return
+        self.budget = self.limits.max_batch_tokens - sum(one.known + one.drafts for one in self.plan.portions)
+        self.room, self.whole = ANY_ROOM, 0
+        waiting = [live for live in self.waiting if yields(live)]
+        if beside:
+            self.fill_prompts(seconds - self.fill_rows(seconds, least=0), waiting, stalled, least=0)
+            return
+        while self.free < self.reserve // 2 and len(self.running) > 1 and self.preempt(YIELDS_FROM - 1):
+            pass
+        may_begin = bool(waiting) and len(self.running) < self.limits.max_running
+        prompts = may_begin or any(live.remaining > 1 for live in self.running)
+        taken = self.fill_rows(seconds / 2 if prompts else seconds, least=1)
+        self.fill_prompts(seconds - taken, waiting, stalled, least=LEAST_TOKENS)
+
+    def fill_rows(self, seconds: float, *, least: int) -> float:
+        """Decode rows of sequences that yield, for as long, but at least so many; the seconds that they take."""
+        taken, rows = 0.0, 0
+        for live in [live for live in self.running if yields(live) and live.remaining == 1]:
+            cost = self.leftover.row(live.length)
+            if self.budget < 1 or len(self.plan.portions) >= self.limits.max_running:
+                break
+            if rows >= least and taken + cost > seconds:
+                break
+            portion = self.decode(live) if live in self.running else None
+            if portion is not None:
+                self.plan.portions.append(portion)
+                taken, rows = taken + cost, rows + 1
+        return taken
+
+    def fill_prompts(self, seconds: float, waiting: Sequence[Schedulable], stalled: bool, *, least: int) -> None:
+        """Prompts of sequences that yield, for as long, but at least so many tokens."""
+        begun = [live for live in self.running if yields(live) and live.remaining > 1]
+        tokens = max(least, self.leftover.tokens(seconds))
+        if tokens < LEAST_TOKENS or not (begun or waiting):
+            return
+        self.plan.settled = False
+        self.budget = min(tokens, self.budget)
+        for live in begun:
+            if self.budget > 0 and not self.waits(live):
+                self.prefill(live, 0, *self.left(live))
+        self.admit([live for live in waiting if live.ticket not in self.plan.strip], stalled)
+
+
+def yields(live: Schedulable) -> bool:
+    """Whether the sequence gets only what others leave."""
+    return live.place >= YIELDS_FROM
 
 
 def plan(situation: Situation) -> StepPlan:
@@ -291,7 +265,8 @@ def plan(situation: Situation) -> StepPlan:
     """
     work = _Planner(situation)
     decoding: list[tuple[Schedulable, Portion]] = []
-    for live in situation.running:
+    others = [live for live in situation.running if not yields(live)]
+    for live in others:
         if live.remaining == 1 and live.ticket not in work.plan.preempt and work.budget > 0:
             portion = work.decode(live)
             if portion is not None:
@@ -300,9 +275,11 @@ def plan(situation: Situation) -> StepPlan:
         work.draft(live, portion, situation.drafts.get(live.ticket, 0))
         work.plan.portions.append(portion)
     work.bound_prompts(bool(decoding))
-    for live in list(work.running):
-        if live.remaining > 1 and work.budget > 0 and not work.waits(live):
+    for live in others:
+        if live in work.running and live.remaining > 1 and work.budget > 0 and not work.waits(live):
             work.prefill(live, 0, *work.left(live))
-    if not work.plan.preempt:
-        work.admit(situation.stalled)
+    if not work.crowded:
+        work.admit([live for live in situation.waiting if not yields(live)], situation.stalled)
+    if len(others) < len(situation.running) or any(map(yields, situation.waiting)):
+        work.fill(situation.stalled)
     return work.plan

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,10 +11,12 @@ from penstock.engine.hooks import LoadResult
 from penstock.engine.pages import PagePool
 from penstock.engine.request import FinishReason
 from penstock.engine.sampling.choice import Chosen
+from penstock.engine.scheduling.leftover import ANY_LEFTOVER, YIELDS_FROM, Leftover
 from penstock.engine.scheduling.live import Live
 from penstock.engine.scheduling.outstanding import Outstanding
-from penstock.engine.scheduling.plan import ANY_ROOM, PromptRoom, Situation, StepLimits, plan
+from penstock.engine.scheduling.plan import plan, yields
 from penstock.engine.scheduling.sharing import Sharing
+from penstock.engine.scheduling.situation import ANY_ROOM, PromptRoom, Situation, StepLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +30,17 @@ class Ended:
 @dataclass(frozen=True, slots=True)
 class SchedulerStats:
     running: int
+    """Those that yield not included, here and in the next two."""
     waiting: int
-    loading: int
     queued_tokens: int
     """Known tokens of waiting and running sequences whose KV steps have still to compute or to copy: those of a block
     that several wait for once, those in pages that are shared and decode rows not at all."""
+    loading: int
+    yielding: int
+    """Sequences that yield, wherever they are."""
     free_pages: int
+    roomy_pages: int
+    """Those, and pages that sequences which yield would give back, about."""
     total_pages: int
     resident_pages: int
     """Pages that hold a block under its key, whether a sequence uses it or not."""
@@ -44,6 +51,16 @@ class SchedulerStats:
     preemptions: int
     generated_tokens: int
     """Number of tokens that steps have generated."""
+
+
+_RESERVED = 4
+"""One of so many pages is left free by sequences that yield: KV that is fetched for a request has to go somewhere while
+a step of theirs is computed."""
+
+
+def _others(line: Sequence[Live]) -> int:
+    """How many of a line, or of a step, do not yield: they stand before the others."""
+    return bisect_left(line, YIELDS_FROM, key=_by_place)
 
 
 def _by_place(live: Live) -> int:
@@ -57,6 +74,7 @@ class Scheduler:
     def __init__(self, limits: StepLimits, pool: PagePool) -> None:
         self._limits = limits
         self._pool = pool
+        self._reserve = pool.total // _RESERVED
         self._sharing = Sharing(pool, limits.block_size)
         self._outstanding = Outstanding(pool, limits.block_size)
         self._running: list[Live] = []
@@ -70,13 +88,19 @@ class Scheduler:
 
     def stats(self) -> SchedulerStats:
         """Now."""
-        pool = self._pool.stats()
+        pool, lines = self._pool.stats(), (self._running, self._waiting, self._loading)
+        yielding = sum(len(line) - _others(line) for line in lines)
+        held = pool.total - pool.free
+        if yielding:  # of pages that several share nobody knows here who else does: so they count as others'
+            held = min(held, sum(len(live.pages) for line in lines for live in line if not yields(live)))
         return SchedulerStats(
-            running=len(self._running),
-            waiting=len(self._waiting),
-            loading=len(self._loading),
+            running=_others(self._running),
+            waiting=_others(self._waiting),
             queued_tokens=self._outstanding.tokens,
+            loading=len(self._loading),
+            yielding=yielding,
             free_pages=pool.free,
+            roomy_pages=pool.total - held,
             total_pages=pool.total,
             resident_pages=pool.resident,
             shared_pages=pool.shared,
@@ -90,10 +114,21 @@ class Scheduler:
         """Sequences in the line."""
         return len(self._waiting)
 
+    def queued(self, yielding: bool) -> int:
+        """Sequences in the line that yield, or that do not."""
+        others = _others(self._waiting)
+        return len(self._waiting) - others if yielding else others
+
+    @property
+    def yielding(self) -> bool:
+        """Whether sequences that yield have something to compute."""
+        return any(line and yields(line[-1]) for line in (self._running, self._waiting))
+
     def crowd(self) -> tuple[int, int]:
-        """(Sequences whose prompt steps have still to compute, sequences that generate)."""
-        streams = sum(live.remaining == 1 for live in self._running)
-        return len(self._waiting) + len(self._running) - streams, streams
+        """(Sequences whose prompt steps have still to compute, sequences that generate), without those that yield."""
+        running = _others(self._running)
+        streams = sum(live.remaining == 1 for live in self._running[:running])
+        return _others(self._waiting) + running - streams, streams
 
     # A sequence comes
 
@@ -104,8 +139,9 @@ class Scheduler:
         insort(self._loading, live, key=_by_place)
 
     def next_in_line(self) -> Sequence[Live]:
-        """Waiting sequences that may begin with the next step, as far as their number goes."""
-        return self._waiting[: self._limits.max_running - len(self._running)]
+        """Waiting sequences that may begin with the next step, as far as their number goes: those that yield leave
+        their places to others."""
+        return self._waiting[: self._limits.max_running - _others(self._running)]
 
     def load_again(self, live: Live) -> None:
         """A source begins to fill further pages of a sequence in the line; ends with `loaded` or `drop`."""
@@ -117,8 +153,11 @@ class Scheduler:
         """Returns how many blocks from `first_block` on a source may fill, at most `wanted`; allocates pages as far as
         they can be spared. One free page for each running sequence stays."""
         last = min(first_block + wanted, self._limits.pages_for(live.length))
-        spare = max(0, self._pool.free - len(self._running))
-        grow = min(max(0, last - len(live.pages)), spare)
+        missing = max(0, last - len(live.pages))
+        if not yields(live):
+            self._clear(missing + len(self._running))
+        spare = max(0, self._pool.free - len(self._running) - (self._reserve if yields(live) else 0))
+        grow = min(missing, spare)
         if grow:
             self._grow(live, grow)
         return max(0, min(last, len(live.pages)) - first_block)
@@ -157,14 +196,15 @@ class Scheduler:
             return Ended(live, finish)
         self._rank(live)
         insort(self._waiting, live, key=_by_place)
-        self._outstanding.follow(live)
+        self._follow(live)
         return None
 
     def _rank(self, live: Live) -> None:
         """Gives a sequence that comes its place among those of the same owner that do not run yet: these take their
         places in order of rank. So a priority lets nobody pass a sequence of another owner."""
-        owner, rank = live.request.owner, live.rank
-        later = [one for one in (*self._waiting, *self._loading) if one.rank > rank and one.request.owner == owner]
+        owner, rank, own = live.request.owner, live.rank, live.request.yields
+        line = (one for one in (*self._waiting, *self._loading) if one.rank > rank and one.request.owner == owner)
+        later = [one for one in line if one.request.yields is own]
         if not later:
             return
         later.sort(key=_by_place)
@@ -178,27 +218,28 @@ class Scheduler:
     # Steps
 
     def decoding(self) -> list[Live]:
-        """Running sequences whose next step can take drafts."""
-        return [live for live in self._running if live.remaining == 1]
+        """Running sequences whose next step can take drafts. Those that yield have none: a step with them is short."""
+        return [live for live in self._running[: _others(self._running)] if live.remaining == 1]
 
     def next_step(
         self,
         drafts: Mapping[int, tuple[int, ...]],
         stalled: bool = False,
         room: PromptRoom = ANY_ROOM,
+        leftover: Leftover = ANY_LEFTOVER,
     ) -> list[Live]:
         """Plans a step and carries the plan out: the sequences that take part, their runs aimed, busy until `commit`.
 
-        `drafts` are proposed tokens by ticket; `stalled` and `room` as in Situation.
+        `drafts` are proposed tokens by ticket; `stalled`, `room` and `leftover` as in Situation.
         """
         step = self._once_more() if not drafts else None
-        return self._planned(drafts, stalled, room) if step is None else step
+        return self._planned(drafts, stalled, room, leftover) if step is None else step
 
     def _once_more(self) -> list[Live] | None:
         """Repeats the last step one token later: the same answer as `plan` in a fraction of its time. None when `plan`
         would answer differently."""
         step, size = self._decoding, self._limits.block_size
-        if step is None:
+        if step is None or (step and yields(step[0]) and self._pool.free < self._reserve // 2):
             return None
         full = []
         for live in step:
@@ -216,9 +257,11 @@ class Scheduler:
             live.run.aim(live.computed, 1, ())
         return step
 
-    def _planned(self, drafts: Mapping[int, tuple[int, ...]], stalled: bool, room: PromptRoom) -> list[Live]:
+    def _planned(
+        self, drafts: Mapping[int, tuple[int, ...]], stalled: bool, room: PromptRoom, leftover: Leftover
+    ) -> list[Live]:
         self._share()
-        made = plan(self.situation(drafts, stalled, room))
+        made = plan(self.situation(drafts, stalled, room, leftover))
         lines = (self._running, self._waiting, self._loading)
         by_ticket = {live.ticket: live for line in lines for live in line}
         for ticket in made.preempt:
@@ -244,8 +287,14 @@ class Scheduler:
             live.run.aim(start, known, drafts[live.ticket][: portion.drafts] if portion.drafts else (), source)
             single = single and live.run.tokens == 1
             step.append(live)
-        self._decoding = step if single and len(step) == len(self._running) and not self._waiting else None
+        everybody = len(step) == len(self._running) and not self._waiting
+        self._decoding = step if single and made.settled and (everybody or self._all_others(step)) else None
         return step
+
+    def _all_others(self, step: Sequence[Live]) -> bool:
+        """Whether all sequences that do not yield take part, and there is one."""
+        others = _others(step)
+        return others > 0 and others == _others(self._running) and not _others(self._waiting)
 
     def _share(self) -> None:
         """Sequences take the pages of blocks that came since the last step: those that run, and in the line those that
@@ -253,26 +302,33 @@ class Scheduler:
         for live in self._running:
             if self._sharing.advance(live):
                 self._progressed(live)
-        need = len(self._running)
+        need, free = len(self._running), self._pool.free
+        free += sum(len(live.pages) for live in self._running if yields(live))
         for live in self.next_in_line():
             if self._sharing.advance(live):
-                self._outstanding.follow(live)
+                self._follow(live)
             need += max(0, self._limits.pages_for(live.length) - len(live.pages))
-            if need > self._pool.free:
+            if need > free:
                 break
 
     def _progressed(self, live: Live) -> None:
         """A sequence begins to run, or more of its prompt is computed. Its last token is a decode row."""
         if live.remaining > 1:
-            self._outstanding.follow(live)
+            self._follow(live)
         else:
             self._outstanding.leave(live)
+
+    def _follow(self, live: Live) -> None:
+        """Counts what is left of a prompt as work that others wait for: nobody waits for one that yields."""
+        if not yields(live):
+            self._outstanding.follow(live)
 
     def situation(
         self,
         drafts: Mapping[int, tuple[int, ...]],
         stalled: bool = False,
         room: PromptRoom = ANY_ROOM,
+        leftover: Leftover = ANY_LEFTOVER,
     ) -> Situation:
         """All that the next plan depends on."""
         return Situation(
@@ -286,6 +342,8 @@ class Scheduler:
             holds=self._pool.holds,
             stalled=stalled,
             room=room,
+            leftover=leftover,
+            reserve=self._reserve,
         )
 
     def commit(self, step: Sequence[Live], answers: Sequence[list[Chosen] | EngineError]) -> list[Ended]:
@@ -363,7 +421,7 @@ class Scheduler:
         self._preemptions += 1
         live.set_back()
         insort(self._waiting, live, key=_by_place)
-        self._outstanding.follow(live)
+        self._follow(live)
 
     def _strip(self, live: Live) -> None:
         self._take_pages(live)
@@ -371,6 +429,18 @@ class Scheduler:
             live.forget_loaded()
         if live in self._outstanding:
             self._outstanding.follow(live)
+
+    def _clear(self, pages: int) -> None:
+        """Takes pages of sequences that yield and are in no step, until so many are free or there are none left."""
+        for live in [*reversed(self._waiting), *reversed(self._running)]:
+            if self._pool.free >= pages:
+                return
+            if yields(live) and live.pages and not live.busy:
+                if live in self._waiting:
+                    self._strip(live)
+                else:
+                    self._decoding = None
+                    self._preempt(live)
 
     def _take_pages(self, live: Live) -> None:
         self._pool.release(live.owner, reversed(live.pages))  # so the end of a chain becomes idle before its beginning

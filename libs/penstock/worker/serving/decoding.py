@@ -63,7 +63,9 @@ class DecodeService(decode_pb2_grpc.DecodeServicer):
         try:
             if self._drafter is not None:
                 self._drafter.begin(asked.id)
-            async for update in self._worker.generate(asked, work, source, way.relay):
+            # Who yields has no next turn that would find its blocks, and others' are worth more.
+            publish = not asked.yields
+            async for update in self._worker.generate(asked, work, source, way.relay, publish=publish):
                 event = _event(update, work, source, first)
                 if work.retainer and (first or update.finish is not None):
                     ended = update.finish is not None

@@ -99,6 +99,10 @@ class Limiter:
         """Raises RateLimited when the tenant may not begin a request now; takes nothing."""
         self._check(name, self._known(name))
 
+    def check_money(self, name: str) -> None:
+        """Raises RateLimited when the tenant has spent what it may today; nothing else is looked at."""
+        self._check_money(name, self._terms.limits(name))
+
     @contextmanager
     def one(self, name: str) -> Iterator[Callable[[], None]]:
         """One request of the tenant, for the length of the block, or until what it gives is called: before the client
@@ -219,6 +223,9 @@ class Limiter:
                     code="rate_limit_exceeded",
                     retry_after=min(wait, _DAY_S),
                 )
+        self._check_money(name, limits)
+
+    def _check_money(self, name: str, limits: Limits) -> None:
         if limits.spend_per_day is not None and self._spent_today(name) >= limits.spend_per_day:
             limit = f"{limits.spend_per_day:g} {self._terms.currency} per day"
             what = f"the limit of {limit} is used up; the day ends at midnight, UTC"

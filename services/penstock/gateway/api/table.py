@@ -10,6 +10,7 @@ import msgspec
 
 from penstock.gateway.api.anthropic.bodies import MessagesBody
 from penstock.gateway.api.fields import Fate, fields_of
+from penstock.gateway.api.openai.batch_bodies import BatchBody
 from penstock.gateway.api.openai.bodies import ChatBody, CompletionBody
 from penstock.gateway.api.responses.bodies import ResponseBody
 from penstock.gateway.request.bounds import Bound, bound_of, number
@@ -19,6 +20,7 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "/v1/completions": CompletionBody,
     "/v1/responses": ResponseBody,
     "/v1/messages": MessagesBody,
+    "/v1/batches": BatchBody,
 }
 APIS: dict[type[msgspec.Struct], str] = {MessagesBody: "anthropic"}
 """Bodies with bounds of their own."""
@@ -46,6 +48,8 @@ def document() -> str:
 def _tables(body: type[msgspec.Struct]) -> Iterator[str]:
     rows = list(_rows(body, "", APIS.get(body, "")))
     for kind, title in (("honoured", "Honoured"), ("accepted", "Accepted"), ("refused", "Refused")):
+        if not any(fate.kind == kind for _, fate, _ in rows):
+            continue
         yield f"\n### {title}\n\n| field | {'bounds | ' if kind == 'honoured' else ''}{_COLUMNS[kind]} |\n"
         yield f"|---|{'---|' if kind == 'honoured' else ''}---|\n"
         for field, fate, bounds in rows:

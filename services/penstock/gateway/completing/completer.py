@@ -175,7 +175,8 @@ class Completer:
 
     def _left(self, caller: Caller) -> float:
         """Seconds that the request may still take."""
-        deadline = caller.began + min(self._config.request_timeout_s, caller.patience_s)
+        most_s = math.inf if caller.yields else self._config.request_timeout_s
+        deadline = caller.began + min(most_s, caller.patience_s)
         return max(deadline - time.perf_counter(), 0.0)
 
     def _patience_s(self, caller: Caller) -> float:
@@ -187,13 +188,13 @@ class Completer:
         if isinstance(prompt, Conversation):
             prompt = self._volatile.steady(prompt)
         key = f"{self.name}/{caller.session or opening(prompt)}"  # other models have other tokens
-        branches = self.sessions.branches(caller.tenant, key)
+        branches = () if caller.yields else self.sessions.branches(caller.tenant, key)
         work = partial(prepare, self._model, prompt, naming, branches)
         if isinstance(prompt, Conversation):
             prepared = await self._threads.render(work, size, caller.tenant)
         else:
             prepared = await self._threads.run(work, size)
-        use = prepared.session
+        use = None if caller.yields else prepared.session  # a line has no next turn
         if use is not None:
             self._metrics.remembered.inc(use.branch.prompt.reused)
             self._metrics.spliced.inc(use.spliced_tokens)
@@ -215,7 +216,7 @@ class Completer:
     def _answered(self, caller: Caller, speaker: Speaker) -> None:
         """Keeps an answer for its session's next turn; one that a stop string cut does not end between two tokens."""
         use = speaker.prompt.session
-        if use is None or speaker.answer.ended or not speaker.heard:
+        if use is None or caller.yields or speaker.answer.ended or not speaker.heard:
             return
         branch = replace(use.branch, answer=speaker.heard.spoken())
         self.sessions.put(caller.tenant, speaker.prompt.session_key, branch, replaces=use.branch)
@@ -253,13 +254,13 @@ class Completer:
             sampling=ask.sampling,
             max_tokens=max_tokens,
             seed=seed,
-            keep=[*prepared.keep, *([KeepWish(ask.retain_s)] if ask.retain_s else ())],
+            keep=() if caller.yields else [*prepared.keep, *([KeepWish(ask.retain_s)] if ask.retain_s else ())],
             weight=self._limiter.weight(caller.tenant),
             priority=ask.urgency.priority,
-            first_token_by=inf
-            if number % ask.n
-            else caller.began + ask.urgency.ttft_s,  # the others wait for the first
-            token_s=ask.urgency.itl_s,
+            # The other choices wait for the first; and who gives way has no target.
+            first_token_by=inf if number % ask.n or caller.yields else caller.began + ask.urgency.ttft_s,
+            token_s=inf if caller.yields else ask.urgency.itl_s,
+            yields=caller.yields,
         )
 
     def _answer(self, number: int, ask: Ask, prepared: Prepared, stops: StopAutomaton | None) -> Answer:
@@ -289,7 +290,8 @@ class Completer:
 
         plans = self._router.plans(remaining)
         workers = Workers(self._workers, self._view, remaining)
-        return Flow(request, plans, workers, accept, hopeful=hopeful, failover_s=self._patience_s(caller))
+        patience_s = self._patience_s(caller)
+        return Flow(request, plans, workers, accept, hopeful=hopeful, failover_s=patience_s, taken=caller.taken)
 
     def _max_tokens(self, ask: Ask, prompt_tokens: int, context: int) -> int:
         """Tokens that may be generated. What the client asks for is an upper bound, so it is lowered to the room there
@@ -334,7 +336,8 @@ class Completer:
         for place, tokens in enumerate(usage.drafts.right_at):
             metrics.accepted_at(place).inc(tokens)
         metrics.replans.inc(completion.replans)
-        metrics.e2e.observe(usage.times["total"])
+        if not completion.caller.yields:
+            metrics.e2e.observe(usage.times["total"])
         counts = of_request(
             usage.computed_tokens, usage.cached, usage.completion_tokens, reasoning=usage.reasoning_tokens
         )
@@ -342,4 +345,5 @@ class Completer:
         caller = completion.caller
         record = msgspec.json.encode(chronicle(completion, usage))
         self._past.add(caller.tenant, caller.request_id, completion.id, record)
-        self._limiter.spend(completion.caller.tenant, counts.input_tokens + counts.output_tokens)
+        if not caller.yields:
+            self._limiter.spend(caller.tenant, counts.input_tokens + counts.output_tokens)

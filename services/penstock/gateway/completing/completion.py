@@ -38,6 +38,18 @@ class Caller:
     """Seconds until its body had arrived and was read."""
     patience_s: float = math.inf
     """How long the caller itself is willing to wait."""
+    yields: bool = False
+    """It gives way to everybody else, and takes as long as it takes: only `patience_s` bounds it."""
+    taken: Callable[[], None] = lambda: None
+    """Called when workers were found for a choice."""
+
+    @classmethod
+    def of_line(cls, tenant: str, id: str, *, patience_s: float, taken: Callable[[], None]) -> Caller:
+        """A line of a batch, which has no session: what is remembered of one is for those who come back."""
+        began = time.perf_counter()
+        return cls(
+            tenant=tenant, session="", request_id=id, began=began, patience_s=patience_s, yields=True, taken=taken
+        )
 
 
 @dataclass(slots=True)
@@ -193,8 +205,9 @@ class Completion:
         now = time.perf_counter()
         if self._first_token is None:
             self.first_choice, self._first_token = answer.choice, now - self.caller.began
-            self._metrics.ttft.observe(self._first_token)
-        elif self.ask.n == 1:
+            if not self.caller.yields:
+                self._metrics.ttft.observe(self._first_token)
+        elif self.ask.n == 1 and not self.caller.yields:
             self._metrics.itl.observe(now - self._last_token)
         self._last_token = now
         if not answer.tokens:

@@ -67,9 +67,11 @@ class Flow:
         *,
         hopeful: Callable[[float], Awaitable[None]],
         failover_s: float,
+        taken: Callable[[], None] = lambda: None,
     ) -> None:
         """`accept` is given each token once, in order, and answers whether the choice ends with it. `hopeful` waits,
-        for at least the given seconds, until workers may be found: RouterView.hopeful."""
+        for at least the given seconds, until workers may be found: RouterView.hopeful. `taken` is called with each
+        plan."""
         self.account = ChoiceAccount()
         self._request = request
         self._plans = plans
@@ -77,6 +79,7 @@ class Flow:
         self._accept = accept
         self._hopeful = hopeful
         self._failover_s = failover_s
+        self._taken = taken
         self._tokens: list[int] = []
         self._avoid: dict[str, Reason] = {}
         self._lost_at: float | None = None
@@ -131,6 +134,7 @@ class Flow:
         return chosen
 
     def _note(self, trial: TriedPlan) -> None:
+        self._taken()
         if not self._tokens:
             self.account.planned_at = trial.planned_at
         if len(self.account.attempts) < _MOST_NOTED:

@@ -12,9 +12,10 @@ from starlette.responses import Response
 from penstock.errors import InvalidRequest
 from penstock.gateway.accounts.admission import ClientGone
 from penstock.gateway.api.anthropic.asks import count_prompt
-from penstock.gateway.api.inquiry import Json, Visit, encode
+from penstock.gateway.api.inquiry import Json, encode
 from penstock.gateway.api.openai.tokenizing import read_detokenize, read_tokenize
 from penstock.gateway.api.responses.api import ResponsesApi
+from penstock.gateway.door.answering import inquiry_of
 from penstock.gateway.door.reception import Reception
 from penstock.gateway.door.refusals import Arrival
 from penstock.gateway.door.reply import JSON
@@ -84,13 +85,7 @@ class Counting:
 
     async def _input_tokens(self, request: Request, tenant: str) -> Json:
         async with self._uploads.body(request.headers, request.receive, self._reception.config.max_body_bytes) as body:
-            length = len(body)
-
-            def apart(work: Callable[[], Value], more: int = 0) -> Awaitable[Value]:
-                size = length + more
-                return self._reception.threads.run(work, size if size >= _THREAD_BODY else 0)
-
-            ask = (await self._responses.read(body, Visit(tenant, apart))).ask
+            ask = (await inquiry_of(self._reception, self._responses, body, tenant)).ask
         model = self._models.of(ask.model)
         [prompt] = ask.prompts
         assert isinstance(prompt, Conversation)

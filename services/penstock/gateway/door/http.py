@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Coroutine
+from typing import Any
 
 import structlog
 from opentelemetry import trace
@@ -19,18 +19,16 @@ from starlette.types import Receive, Scope, Send
 from penstock.errors import Internal, PenstockError, RateLimited, forget_way
 from penstock.gateway.accounts.admission import ClientGone
 from penstock.gateway.accounts.auth import session_digest
-from penstock.gateway.api.anthropic.api import MessagesApi
-from penstock.gateway.api.inquiry import Api, Inquiry, Shape, Visit
-from penstock.gateway.api.openai.api import CompletionApi
-from penstock.gateway.api.openai.asks import chat_ask, completion_ask
-from penstock.gateway.api.responses.api import ResponsesApi
+from penstock.gateway.api.inquiry import Api, Inquiry, Shape
 from penstock.gateway.completing.completion import Caller, Completion
 from penstock.gateway.completing.explaining import explanation, wants_plan
 from penstock.gateway.completing.timing import BEFORE_FIRST, PARTS, server_timing
 from penstock.gateway.door.accounting import Accounting
+from penstock.gateway.door.answering import generating, inquiry_of, whole_of
 from penstock.gateway.door.counting import Counting
 from penstock.gateway.door.deadline import patience_s
 from penstock.gateway.door.entrance import Entrance
+from penstock.gateway.door.filing import FilingPages
 from penstock.gateway.door.heartbeat import heartbeat
 from penstock.gateway.door.origins import Origins
 from penstock.gateway.door.pages import Pages, http_error, internal_error, penstock_error
@@ -43,11 +41,6 @@ from penstock.gateway.door.uploads import Uploads
 from penstock.rpc.context import read_trace
 from penstock.runtime.context import request_scope
 from penstock.runtime.tasks import first_of
-
-_THREAD_BODY = 64 * 1024
-"""Bytes from which a body is decoded in a thread."""
-
-Value = TypeVar("Value")
 
 
 def application(reception: Reception) -> Entrance:
@@ -62,23 +55,23 @@ def routes(reception: Reception) -> list[Route]:
     """Every endpoint; the OpenAPI document names them too."""
     uploads = Uploads(reception.config.max_upload_bytes)
     pages = Pages(reception, uploads)
-    max_n = reception.config.max_n
-    chat = Generate(reception, uploads, CompletionApi(chat_ask, max_n))
-    text = Generate(reception, uploads, CompletionApi(completion_ask, max_n))
-    messages = Generate(reception, uploads, MessagesApi())
-    responses = Generate(reception, uploads, ResponsesApi(reception.responses))
     stored = ResponsePages(reception)
     counting = Counting(reception, uploads)
+    filing = FilingPages(reception, uploads)
+    generate = generating(reception).items()
     return [
-        Route("/v1/chat/completions", chat, methods=["POST"]),
-        Route("/v1/completions", text, methods=["POST"]),
-        Route("/v1/responses", responses, methods=["POST"]),
+        *(Route(path, Generate(reception, uploads, api), methods=["POST"]) for path, api in generate),
         Route("/v1/responses/input_tokens", counting.input_tokens, methods=["POST"]),
         Route("/v1/responses/{id}", stored.one, methods=["GET", "DELETE"]),
         Route("/v1/responses/{id}/input_items", stored.input_items, methods=["GET"]),
-        Route("/v1/messages", messages, methods=["POST"]),
         Route("/v1/messages/count_tokens", counting.count, methods=["POST"]),
         Route("/v1/embeddings", counting.embeddings, methods=["POST"]),
+        Route("/v1/files", filing.files, methods=["GET", "POST"]),
+        Route("/v1/files/{id}", filing.file, methods=["GET", "DELETE"]),
+        Route("/v1/files/{id}/content", filing.content, methods=["GET"]),
+        Route("/v1/batches", filing.batches, methods=["GET", "POST"]),
+        Route("/v1/batches/{id}", filing.batch, methods=["GET"]),
+        Route("/v1/batches/{id}/cancel", filing.cancel, methods=["POST"]),
         Route("/tokenize", counting.tokenize, methods=["POST"]),
         Route("/detokenize", counting.detokenize, methods=["POST"]),
         Route("/v1/sessions/hint", pages.hint, methods=["POST"]),
@@ -149,13 +142,7 @@ class Generate:
         config = self._reception.config
         ignored: list[str] | None = [] if config.unknown_fields == "warn" else None
         async with self._uploads.body(headers, receive, config.max_body_bytes) as body:
-            length = len(body)
-
-            def apart(work: Callable[[], Value], more: int = 0) -> Awaitable[Value]:
-                size = length + more
-                return self._reception.threads.run(work, size if size >= _THREAD_BODY else 0)
-
-            inquiry = await self._api.read(body, Visit(tenant, apart, ignored))
+            inquiry = await inquiry_of(self._reception, self._api, body, tenant, ignored)
         reply.ignored(ignored or ())
         return inquiry
 
@@ -170,13 +157,10 @@ class Generate:
                 await self._whole(inquiry, completion, shape, reply)
 
     async def _whole(self, inquiry: Inquiry, completion: Completion, shape: Shape, reply: Reply) -> None:
-        choices = await completion.outbox.whole()
+        whole, usage = await whole_of(inquiry, completion, shape)
         if reply.explains:
             reply.explained(explanation(completion))
-        usage = completion.usage()
-        whole = shape.whole(choices, usage)
         reply.timed(server_timing(usage.times, (*PARTS, "total"), usage.cached))
-        await inquiry.settle()
         await reply.json(whole)
 
     async def _stream(self, inquiry: Inquiry, completion: Completion, shape: Shape, reply: Reply) -> None:

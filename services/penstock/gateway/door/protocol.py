@@ -19,7 +19,9 @@ MAX_OUTSIDE_BYTES = 64 * 1024
 HEAD_S = 10.0
 """Seconds from the first byte of a request to the end of its headers."""
 MESSAGE_S = 60.0
-"""Seconds from the end of the headers to the end of body and trailers."""
+"""Seconds from the end of the headers to the end of body and trailers; where files are sent, which may be long, to each
+further piece."""
+FILES = "/v1/files"
 _BODY = "penstock.body"
 """The extension of the ASGI scope whose `writer` is the response's `StreamedBody`."""
 _LOG_EVERY_S = 10.0
@@ -63,6 +65,8 @@ class BoundedProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         self._outside = 0
         self._advanced = False
         self._headers_seen = 0
+        self._long = False
+        """Whether the body is a file."""
         self._timer: asyncio.TimerHandle | None = None
         self._buffer = memoryview(b"")
 
@@ -113,11 +117,14 @@ class BoundedProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         self._advanced = True
         self._await(MESSAGE_S)
         super().on_headers_complete()
+        self._long = self.scope["path"] == FILES
         self.scope["extensions"] = {_BODY: {"writer": StreamedBody(self.cycle)}}
 
     def on_body(self, body: bytes) -> None:
         """Notes that the body grew."""
         self._advanced = True
+        if self._long and not self.cycle.response_complete:
+            self._await(MESSAGE_S)
         super().on_body(body)
 
     def on_message_complete(self) -> None:

@@ -11,6 +11,7 @@ from penstock.gateway.accounts.auth import Auth
 from penstock.gateway.accounts.ledger import UsageLedger
 from penstock.gateway.accounts.limiter import Limiter
 from penstock.gateway.api.responses.store import ResponseStore
+from penstock.gateway.batches.desk import BatchDesk
 from penstock.gateway.completing.models import Models
 from penstock.gateway.completing.past import PastRequests
 from penstock.gateway.completing.threads import Threads
@@ -40,6 +41,8 @@ class Reception:
     metrics: GatewayMetrics
     drain: Drain
     responses: ResponseStore
+    batches: BatchDesk | None
+    """None: files and batches are not kept here."""
     started: int
     """Unix seconds at which the gateway began to serve."""
 

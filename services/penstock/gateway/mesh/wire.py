@@ -51,6 +51,7 @@ def plan_ask(
             priority=request.priority,
             first_token_s=_left(request.first_token_by),
             token_s=None if request.token_s == inf else request.token_s,
+            yields=request.yields,
         )
     )
 
@@ -206,6 +207,7 @@ def _fill(message: common_pb2.Request, request: ChoiceRequest, output: Sequence[
     message.retain.extend(common_pb2.Retain(ttl_s=wish.seconds, blocks=wish.blocks) for wish in request.keep)
     message.sources.extend(sources)
     message.priority = request.priority
+    message.yields = request.yields
 
 
 def _placement(message: router_pb2.Placement) -> Placement:

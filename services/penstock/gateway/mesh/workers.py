@@ -178,7 +178,8 @@ class Workers:
                 self._counting_stalls(heard),
                 self._handing_off(chosen, heard, hear),
             ):
-                message.to.listener, message.to.number = listening.name, heard.number
+                if not request.yields:  # a line's tokens come a few at a time, and may not come for long
+                    message.to.listener, message.to.number = listening.name, heard.number
                 stub = decode_pb2_grpc.DecodeStub(line.channel)
                 call = stub.Generate(message, timeout=self._remaining(), metadata=outgoing())
                 try:

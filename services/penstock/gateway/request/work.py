@@ -60,6 +60,8 @@ class ChoiceRequest:
     """`time.perf_counter` at which its first token is of no use any more."""
     token_s: float = inf
     """Likewise for each of the others: seconds after the one before."""
+    yields: bool = False
+    """It is served only where nobody else wants to be."""
 
 
 @dataclass(frozen=True, slots=True)

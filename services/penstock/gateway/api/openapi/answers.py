@@ -148,6 +148,76 @@ class HealthAnswer(msgspec.Struct):
     status: Literal["ok", "loading model"]
 
 
+class FileAnswer(msgspec.Struct):
+    """A file."""
+
+    id: str
+    object: Literal["file"]
+    bytes: int
+    created_at: int
+    expires_at: int
+    filename: str
+    purpose: Literal["batch", "batch_output"]
+    status: Literal["processed"]
+
+
+class FilesAnswer(msgspec.Struct):
+    """A page of files."""
+
+    object: Literal["list"]
+    data: list[FileAnswer]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class DeletedFileAnswer(msgspec.Struct):
+    """A file that is gone."""
+
+    id: str
+    object: Literal["file"]
+    deleted: bool
+
+
+class BatchAnswer(msgspec.Struct):
+    """A batch. The times are None as long as it has not been so."""
+
+    id: str
+    object: Literal["batch"]
+    endpoint: str
+    model: str | None
+    errors: Object | None
+    input_file_id: str
+    completion_window: str
+    status: Literal[
+        "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
+    ]
+    output_file_id: str | None
+    error_file_id: str | None
+    created_at: int
+    expires_at: int
+    in_progress_at: int | None
+    finalizing_at: int | None
+    completed_at: int | None
+    failed_at: int | None
+    expired_at: int | None
+    cancelling_at: int | None
+    cancelled_at: int | None
+    request_counts: Object
+    usage: Object
+    metadata: dict[str, str] | None
+
+
+class BatchesAnswer(msgspec.Struct):
+    """A page of batches."""
+
+    object: Literal["list"]
+    data: list[BatchAnswer]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
 class AnyAnswer(msgspec.Struct):
     """An object that its page of the documents describes."""
 

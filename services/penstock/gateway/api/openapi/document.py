@@ -11,6 +11,7 @@ import msgspec
 
 from penstock.gateway.api.anthropic.bodies import CountBody, MessagesBody
 from penstock.gateway.api.inquiry import Json, encode
+from penstock.gateway.api.openai.batch_bodies import BatchBody
 from penstock.gateway.api.openai.bodies import ChatBody, CompletionBody, HintBody
 from penstock.gateway.api.openai.tokenizing import DetokenizeBody, TokenizeBody
 from penstock.gateway.api.openapi import answers
@@ -18,6 +19,19 @@ from penstock.gateway.api.openapi.schemas import components, reference
 from penstock.gateway.api.responses.bodies import ResponseBody
 
 Struct = type[msgspec.Struct]
+
+
+_TEXT: Json = {"type": "string"}
+_FILE_FORM: Json = {
+    "type": "object",
+    "required": ["purpose", "file"],
+    "properties": {
+        "purpose": {"enum": ["batch"]},
+        "file": {**_TEXT, "format": "binary", "description": "Lines of JSON, one for each request"},
+        "expires_after[anchor]": {"enum": ["created_at"]},
+        "expires_after[seconds]": {**_TEXT, "pattern": "^[0-9]{4,7}$"},
+    },
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +42,13 @@ class Operation:
     path: str
     summary: str
     answer: Struct | None = None
-    """None: plain text."""
+    """None: it is no JSON."""
     body: Struct | None = None
+    form: Json | None = None
+    """The schema of a form in place of a body."""
     streams: bool = False
+    kind: str = "text/plain"
+    """Of an answer that is no JSON."""
     queries: tuple[str, ...] = ()
     open: bool = False
     """Whether it asks for no key."""
@@ -63,6 +81,15 @@ OPERATIONS = (
     Operation("post", "/tokenize", "The token ids of a prompt", answers.TokenizeAnswer, TokenizeBody),
     Operation("post", "/detokenize", "The text of token ids", answers.DetokenizeAnswer, DetokenizeBody),
     Operation("post", "/v1/sessions/hint", "When a session comes back, or that it ended", answers.HintAnswer, HintBody),
+    Operation("post", "/v1/files", "Keeps a file for batches", answers.FileAnswer, form=_FILE_FORM),
+    Operation("get", "/v1/files", "Files", answers.FilesAnswer, queries=("order", "limit", "after", "purpose")),
+    Operation("get", "/v1/files/{id}", "One file", answers.FileAnswer),
+    Operation("delete", "/v1/files/{id}", "Deletes a file", answers.DeletedFileAnswer),
+    Operation("get", "/v1/files/{id}/content", "The bytes of a file", kind="application/jsonl"),
+    Operation("post", "/v1/batches", "Begins a batch", answers.BatchAnswer, BatchBody),
+    Operation("get", "/v1/batches", "Batches", answers.BatchesAnswer, queries=("order", "limit", "after")),
+    Operation("get", "/v1/batches/{id}", "One batch", answers.BatchAnswer),
+    Operation("post", "/v1/batches/{id}/cancel", "Cancels a batch", answers.BatchAnswer),
     Operation("get", "/v1/models", "All models", answers.ModelsAnswer),
     Operation("get", "/v1/models/{name}", "One model", answers.ModelAnswer),
     Operation("get", "/v1/requests/{id}", "The plan and the times of a recent request", answers.AnyAnswer),
@@ -122,12 +149,14 @@ def _operation(operation: Operation) -> Json:
         made["parameters"] = parameters
     if operation.body is not None:
         made["requestBody"] = {"required": True, "content": _json(operation.body)}
+    if operation.form is not None:
+        made["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": operation.form}}}
     return made | ({"security": [{}]} if operation.open else {})
 
 
 def _content(operation: Operation) -> Json:
     if operation.answer is None:
-        return {"text/plain": {"schema": {"type": "string"}}}
+        return {operation.kind: {"schema": _TEXT}}
     stream = {"text/event-stream": {"schema": {"type": "string"}}} if operation.streams else {}
     return _json(operation.answer) | stream
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.chat.messages import Rendering, Tool
 from penstock.errors import InvalidRequest
 from penstock.gateway.api.constraints import text_format
 from penstock.gateway.api.extension import Extension, keeps_of
+from penstock.gateway.api.metadata import check_metadata
 from penstock.gateway.api.nodes import Nodes
 from penstock.gateway.api.openai.tools import tool_choice
 from penstock.gateway.api.responses.bodies import FunctionToolBody, InputItem, ResponseBody, read_body
@@ -26,8 +27,6 @@ _INCLUDED = (
     LOGPROBS, ENCRYPTED, "file_search_call.results", "web_search_call.results", "web_search_call.action.sources",
     "message.input_image.image_url", "computer_call_output.output.image_url", "code_interpreter_call.outputs",
 )  # fmt: skip
-_MAX_PAIRS, _MAX_KEY, _MAX_VALUE = 16, 64, 512
-"""OpenAI's bounds of metadata."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ def read_order(raw: bytes, ignored: list[str] | None = None) -> ResponseOrder:
     if not items and body.previous_response_id is None:
         raise InvalidRequest("input: must not be empty", field="input")
     check_count("input", len(items), bounds.MAX_MESSAGES)
-    _check_metadata(body.metadata or {})
+    check_metadata(body.metadata or {})
     for name in body.include or ():
         if name not in _INCLUDED:
             raise InvalidRequest(f"include: {name[:64]!r} is not known", field="include")
@@ -138,11 +137,3 @@ def _tool(body: FunctionToolBody, at: int) -> Tool:
         raise InvalidRequest(what, field=f"tools[{at}].type", code="unsupported_parameter")
     schema = f"tools[{at}].parameters"
     return Tool(body.name, body.description or "", body.parameters or {}, bool(body.strict), schema)
-
-
-def _check_metadata(pairs: Mapping[str, str]) -> None:
-    check_count("metadata", len(pairs), _MAX_PAIRS)
-    for key, value in pairs.items():
-        if len(key) > _MAX_KEY or len(value) > _MAX_VALUE:
-            what = f"metadata: keys have at most {_MAX_KEY} characters, values {_MAX_VALUE}"
-            raise InvalidRequest(what, field="metadata")

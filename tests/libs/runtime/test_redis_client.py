@@ -1,0 +1,28 @@
+"""Asking a Redis."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from penstock.runtime.redis_client import asked, open_redis
+from penstock.testing.redis_server import redis_server
+
+
+async def test_whoever_is_cancelled_while_it_asks_does_not_go_on(tmp_path):
+    """Whenever that comes: redis-py's own `wait_for` takes a cancellation that comes with the end of what it waits
+    for, in Python 3.11."""
+
+    async def ask() -> None:
+        for _ in range(50):
+            await asked(client.get("key"))
+
+    async with redis_server(tmp_path) as server, open_redis("state", server.url) as client:
+        for turns in range(12):
+            task = asyncio.ensure_future(ask())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task

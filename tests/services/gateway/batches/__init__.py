@@ -1,0 +1,1 @@
+"""Tests of files and batches: each part alone, and the whole behind the official client."""
