@@ -38,6 +38,25 @@ class LinearFit:
         not told apart."""
         return max(0.0, _product(self._weights, self._scaled(quantities)))
 
+    def nearest(self) -> list[float]:
+        """Seconds for each of every quantity, none of them negative, that are nearest to what the steps have told. Where
+        quantities are not told apart, one that is taken for too dear is made up for by another that seems to take less
+        than nothing: here it is taken for less.
+
+        Those that would be negative are left out, and the others fitted again, until none is (as in Lawson and Hanson,
+        "Solving Least Squares Problems", chapter 23, without taking any back in)."""
+        weights, free = self._weights, list(range(len(self._weights)))
+        found = list(weights)
+        while any(found[place] < 0 for place in free):
+            free = [place for place in free if found[place] >= 0]
+            out = [place for place in range(len(weights)) if place not in free]
+            matrix = [[self._told[row][column] for column in free] for row in free]
+            moved = _solved(matrix, [sum(self._told[row][place] * weights[place] for place in out) for row in free])
+            found = [0.0] * len(weights)
+            for place, more in zip(free, moved, strict=True):
+                found[place] = weights[place] + more
+        return [seconds / unit for seconds, unit in zip(found, self._units, strict=True)]
+
     def add(self, seconds: float, quantities: Sequence[float], steps: int = 1) -> None:
         """A step took `seconds`, or so many `steps` did on average. The first guess is that the first quantity accounts
         for all of it."""

@@ -23,8 +23,8 @@ def paid(balance: Balance, seconds: float) -> Balance:
 def test_what_a_drafter_has_saved_carries_it_through_a_while_in_which_it_is_wrong():
     saved, new = paid(Balance(), 0.0), paid(Balance(), 0.0)
     paid(saved, -1.0)
-    assert paid(saved, 40 * PLAIN_S).open and not paid(new, 40 * PLAIN_S).open
-    assert not paid(saved, 30 * PLAIN_S).open, "it keeps 64 steps of the thousand that it has saved"
+    assert paid(saved, 30 * PLAIN_S).open and not paid(new, 30 * PLAIN_S).open
+    assert not paid(saved, 25 * PLAIN_S).open, "it keeps 48 steps of the thousand that it has saved"
 
 
 def test_a_closed_drafter_opens_again_after_its_share_of_some_hundred_steps():

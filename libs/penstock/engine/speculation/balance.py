@@ -6,7 +6,7 @@ from math import inf
 
 _SHARE = 0.015
 """Of the decoding time, what a drafter may cost that brings nothing."""
-_GIVEN_STEPS, _EARNED_STEPS = 12.0, 64.0
+_GIVEN_STEPS, _EARNED_STEPS = 12.0, 48.0
 """Steps without drafts whose seconds it can have left at most, of that share and of what it has saved. With the first
 it has to come through until its first drafts are there; with the second, through times in which it is wrong."""
 

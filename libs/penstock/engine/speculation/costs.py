@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.engine.fit import LinearFit
@@ -51,16 +52,13 @@ class DraftCosts:
         self._steps: dict[int, int] = {}
         self._plain = _PlainSteps()
         self._held_up = HeldUp()
-        self._drafts = 4.0
-        """That a step verified lately, if any. Where it was always as many, the fit may make up for a row that it takes
-        for too dear by less than nothing for the rest: of so many it is right."""
+        self._known: dict[int, list[float]] = {}
+        """Of each fit, what it says now."""
 
     def learn(self, seconds: float, sequences: int, context: int, drafts: int, ahead: int) -> None:
         """A step of `sequences` sequences with `context` tokens together took `seconds`. It verified `drafts` drafts,
         and a drafter that may be on the same cores drafted for `ahead` sequences meanwhile."""
         steps, fit = self.steps(sequences), self._fit(sequences)
-        if drafts:
-            self._drafts += 0.2 * (drafts - self._drafts)
         quantities = (1.0, sequences, context, drafts > 0, drafts, ahead)
         if steps >= _FIRST_STEPS:
             seconds = self._held_up.without(seconds, fit.expected(quantities))
@@ -69,7 +67,7 @@ class DraftCosts:
             self._hold(seconds, sequences, context)
         else:
             self._settle()
-            fit.add(seconds, quantities)
+            self._add(seconds, quantities)
 
     def _hold(self, seconds: float, sequences: int, context: int) -> None:
         if self._plain.sequences != sequences:
@@ -85,7 +83,12 @@ class DraftCosts:
         plain, self._plain = self._plain, _PlainSteps()
         if plain.count:
             quantities = (1.0, plain.sequences, plain.context / plain.count, False, 0, 0)
-            self._fit(plain.sequences).add(plain.seconds / plain.count, quantities, plain.count)
+            self._add(plain.seconds / plain.count, quantities, plain.count)
+
+    def _add(self, seconds: float, quantities: Sequence[float], steps: int = 1) -> None:
+        sequences = int(quantities[1])
+        self._fit(sequences).add(seconds, quantities, steps)
+        self._known.pop(sequences.bit_length(), None)
 
     def steps(self, sequences: int) -> int:
         """How many steps were seen of that magnitude."""
@@ -93,16 +96,19 @@ class DraftCosts:
 
     def step(self, sequences: int, context: int) -> StepSeconds:
         """Of the next step; all 0 before the like was measured."""
-        fit = self._fit(sequences)
-        *_, verify, row, _ = fit.known
-        if not (verify and row):
-            drafts_s = fit.expected((0.0, 0, 0, True, self._drafts, 0))
-            verify, row = (drafts_s, 0.0) if verify else (0.0, drafts_s / self._drafts)
-        return StepSeconds(fit.expected((1.0, sequences, context, False, 0, 0)), verify, row)
+        step, sequence, token, verify, row, _ = self._seconds(sequences)
+        return StepSeconds(step + sequence * sequences + token * context, verify, row)
 
     def ahead(self, sequences: int) -> float:
         """Seconds by which a step is longer for each sequence that is drafted for meanwhile."""
-        return self._fit(sequences).known[-1]
+        return self._seconds(sequences)[-1]
+
+    def _seconds(self, sequences: int) -> list[float]:
+        """For each quantity."""
+        magnitude = sequences.bit_length()
+        if magnitude not in self._known:
+            self._known[magnitude] = self._fit(sequences).nearest()
+        return self._known[magnitude]
 
     def _fit(self, sequences: int) -> LinearFit:
         magnitude = sequences.bit_length()
