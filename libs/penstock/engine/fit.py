@@ -39,9 +39,9 @@ class LinearFit:
         return max(0.0, _product(self._weights, self._scaled(quantities)))
 
     def nearest(self) -> list[float]:
-        """Seconds for each of every quantity, none of them negative, that are nearest to what the steps have told. Where
-        quantities are not told apart, one that is taken for too dear is made up for by another that seems to take less
-        than nothing: here it is taken for less.
+        """Seconds for each of every quantity, none of them negative, that are nearest to what the steps have told.
+        Where quantities are not told apart, one that is taken for too dear is made up for by another that seems to take
+        less than nothing: here it is taken for less.
 
         Those that would be negative are left out, and the others fitted again, until none is (as in Lawson and Hanson,
         "Solving Least Squares Problems", chapter 23, without taking any back in)."""
