@@ -32,7 +32,7 @@ _RIGHT = (0.95, 0.8, 0.0)
 _TOKENS = 256
 _TAIL = 24
 """Tokens by which a place in a text is known again."""
-_ROUNDS = 8, 32
+_ROUNDS = 8, 16
 """Of each delay; a single request is known to 15 % on a machine that is shared."""
 _DOUBTFUL = 1.0
 """Ratio below which a delay gets the second number of rounds, too."""
