@@ -105,7 +105,10 @@ def stores(answer):
 
 async def test_top_goes_on_until_it_is_interrupted(mesh):
     child = await asyncio.create_subprocess_exec(
-        *command("top", "--every-s", "0.1", "--router", mesh.router.address), stdout=PIPE, env=os.environ | WIDE
+        *command("top", "--every-s", "0.1", "--router", mesh.router.address),
+        stdout=PIPE,
+        env=os.environ | WIDE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background would ignore it
     )
     text = ""
     async with asyncio.timeout(60):
