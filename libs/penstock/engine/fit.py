@@ -27,24 +27,22 @@ class LinearFit:
         self._told = [[(row == column) / _DOUBT for column in range(len(units))] for row in range(len(units))]
         """How much of each quantity, and of each two together, the steps have told; old ones fade to the least."""
         self._any = False
+        self._known: list[float] | None = None
+        """Of the weights; None: they have changed since."""
 
     @property
     def known(self) -> list[float]:
-        """Seconds for each of every quantity: never negative, and 0 at first."""
-        return [max(0.0, weight) / unit for weight, unit in zip(self._weights, self._units, strict=True)]
-
-    def expected(self, quantities: Sequence[float]) -> float:
-        """Seconds of a step: never negative, and 0 at first. Nearer than what `known` adds up to where quantities are
-        not told apart."""
-        return max(0.0, _product(self._weights, self._scaled(quantities)))
-
-    def nearest(self) -> list[float]:
-        """Seconds for each of every quantity, none of them negative, that are nearest to what the steps have told.
-        Where quantities are not told apart, one that is taken for too dear is made up for by another that seems to take
-        less than nothing: here it is taken for less.
+        """Seconds for each of every quantity, none of them negative, that are nearest to what the steps have told; 0 at
+        first. Where quantities are not told apart, one that is taken for too dear is made up for by another that seems
+        to take less than nothing: here it is taken for less.
 
         Those that would be negative are left out, and the others fitted again, until none is (as in Lawson and Hanson,
         "Solving Least Squares Problems", chapter 23, without taking any back in)."""
+        if self._known is None:
+            self._known = [weight / unit for weight, unit in zip(self._nearest(), self._units, strict=True)]
+        return self._known
+
+    def _nearest(self) -> list[float]:
         weights, free = self._weights, list(range(len(self._weights)))
         found = list(weights)
         while any(found[place] < 0 for place in free):
@@ -55,7 +53,12 @@ class LinearFit:
             found = [0.0] * len(weights)
             for place, more in zip(free, moved, strict=True):
                 found[place] = weights[place] + more
-        return [seconds / unit for seconds, unit in zip(found, self._units, strict=True)]
+        return found
+
+    def expected(self, quantities: Sequence[float]) -> float:
+        """Seconds of a step: never negative, and 0 at first. Nearer than what `known` adds up to where quantities are
+        not told apart."""
+        return max(0.0, _product(self._weights, self._scaled(quantities)))
 
     def add(self, seconds: float, quantities: Sequence[float], steps: int = 1) -> None:
         """A step took `seconds`, or so many `steps` did on average. The first guess is that the first quantity accounts
@@ -64,6 +67,7 @@ class LinearFit:
         if not self._any:
             self._any = True
             self._weights[0] = seconds / x[0]
+        self._known = None
         error = seconds - _product(self._weights, x)
         memory = _MEMORY**steps
         told = [steps * value for value in x]

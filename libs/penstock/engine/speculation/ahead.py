@@ -266,7 +266,7 @@ class RunningAhead:
 
     def stepped(self, seconds: float, step: StepSeconds, sequences: int, rows: int, others: int) -> None:
         """A step of so many sequences took `seconds` where `step` was expected. It verified `rows` of its drafts, and
-        `others`. What took more than twice as long as expected is not its doing."""
+        `others`. What has held a step up is not its doing."""
         if not step.plain:
             return
         self._after = min(self._answer_steps(step.plain), _LONGEST_TRIAL) if self.asked else max(0, self._after - 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.engine.fit import LinearFit
@@ -52,8 +51,6 @@ class DraftCosts:
         self._steps: dict[int, int] = {}
         self._plain = _PlainSteps()
         self._held_up = HeldUp()
-        self._known: dict[int, list[float]] = {}
-        """Of each fit, what it says now."""
 
     def learn(self, seconds: float, sequences: int, context: int, drafts: int, ahead: int) -> None:
         """A step of `sequences` sequences with `context` tokens together took `seconds`. It verified `drafts` drafts,
@@ -67,7 +64,7 @@ class DraftCosts:
             self._hold(seconds, sequences, context)
         else:
             self._settle()
-            self._add(seconds, quantities)
+            fit.add(seconds, quantities)
 
     def _hold(self, seconds: float, sequences: int, context: int) -> None:
         if self._plain.sequences != sequences:
@@ -83,12 +80,7 @@ class DraftCosts:
         plain, self._plain = self._plain, _PlainSteps()
         if plain.count:
             quantities = (1.0, plain.sequences, plain.context / plain.count, False, 0, 0)
-            self._add(plain.seconds / plain.count, quantities, plain.count)
-
-    def _add(self, seconds: float, quantities: Sequence[float], steps: int = 1) -> None:
-        sequences = int(quantities[1])
-        self._fit(sequences).add(seconds, quantities, steps)
-        self._known.pop(sequences.bit_length(), None)
+            self._fit(plain.sequences).add(plain.seconds / plain.count, quantities, plain.count)
 
     def steps(self, sequences: int) -> int:
         """How many steps were seen of that magnitude."""
@@ -96,19 +88,12 @@ class DraftCosts:
 
     def step(self, sequences: int, context: int) -> StepSeconds:
         """Of the next step; all 0 before the like was measured."""
-        step, sequence, token, verify, row, _ = self._seconds(sequences)
+        step, sequence, token, verify, row, _ = self._fit(sequences).known
         return StepSeconds(step + sequence * sequences + token * context, verify, row)
 
     def ahead(self, sequences: int) -> float:
         """Seconds by which a step is longer for each sequence that is drafted for meanwhile."""
-        return self._seconds(sequences)[-1]
-
-    def _seconds(self, sequences: int) -> list[float]:
-        """For each quantity."""
-        magnitude = sequences.bit_length()
-        if magnitude not in self._known:
-            self._known[magnitude] = self._fit(sequences).nearest()
-        return self._known[magnitude]
+        return self._fit(sequences).known[-1]
 
     def _fit(self, sequences: int) -> LinearFit:
         magnitude = sequences.bit_length()

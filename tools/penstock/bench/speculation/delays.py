@@ -33,7 +33,7 @@ _TOKENS = 256
 _TAIL = 24
 """Tokens by which a place in a text is known again."""
 _ROUNDS = 8, 16
-"""Of each delay; a single request is known to 15 % on a machine that is shared."""
+"""Of each delay, and more where it is in doubt: machines that are shared are noisy."""
 _DOUBTFUL = 1.0
 """Ratio below which a delay gets the second number of rounds, too."""
 _OFF = 0.02
