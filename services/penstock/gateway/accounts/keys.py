@@ -7,9 +7,7 @@ A key has 256 random bits, so its plain digest gives nothing away; salts and slo
 from __future__ import annotations
 
 import hashlib
-import os
 import secrets
-import tempfile
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import Literal
 import msgspec
 
 from penstock.runtime.config import ConfigError
+from penstock.runtime.disk import replace_file
 
 Role = Literal["client", "operator"]
 PREFIX = "pk-"
@@ -79,13 +78,4 @@ def read_keys(path: Path) -> Sequence[ApiKey]:
 def write_keys(path: Path, keys: Sequence[ApiKey]) -> None:
     """Replaces the file at once; only its owner may read it. Raises OSError."""
     text = msgspec.json.format(msgspec.json.encode(_File(list(keys))), indent=2)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(text + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
+    replace_file(path, text + b"\n")

@@ -22,11 +22,11 @@ from typing import TypeVar
 
 import msgspec
 
-from penstock.gateway.batches.disk import age_s, closing, lock_file, rename_file, replace_file, settle, write_all
 from penstock.gateway.batches.journal import LineJournal
 from penstock.gateway.batches.records import StoredBatch, StoredFile
 from penstock.gateway.batches.store import PIECE_BYTES, BatchClaim, tenant_name
 from penstock.runtime.config import ConfigError
+from penstock.runtime.disk import age_s, closing, lock_file, rename_file, replace_file, settle, write_all
 from penstock.runtime.private import open_directory
 from penstock.runtime.threads import started_threads, to_its_end
 
@@ -306,4 +306,5 @@ def _get(path: Path, kind: type[Record]) -> Record | None:
 
 
 def _put(path: Path, record: StoredFile | StoredBatch) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     replace_file(path, msgspec.json.encode(record))

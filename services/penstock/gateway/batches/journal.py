@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from penstock.gateway.batches.disk import settle, write_all
+from penstock.runtime.disk import settle, write_all
 
 _BACK_BYTES = 1 << 16
 

@@ -33,16 +33,18 @@ def lock_file(mark: Path, opened: list[int]) -> bool:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Writes a file as a whole: who looks finds the old one or the new one, also after a crash."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    """Writes a file as a whole: who looks finds the old one or the new one, also after a crash. Only its owner may read
+    it."""
     new = path.with_name(f"{path.name}.{secrets.token_hex(4)}.new")
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        write_all(descriptor, data)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    rename_file(new, path)
+        with closing([descriptor]):
+            write_all(descriptor, data)
+            os.fsync(descriptor)
+        rename_file(new, path)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise
 
 
 def rename_file(old: Path, new: Path) -> None:
