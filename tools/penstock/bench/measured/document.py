@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from penstock.bench.measured import (
+    batch,
     cores,
     e2e,
     engine,
@@ -39,11 +40,12 @@ _SECTIONS: dict[str, Callable[[Results, Results | None], str]] = {
     "gateway": gateway.section,
     "router": router.section,
     "speculation": speculation.section,
+    "batch": batch.section,
     "failover": failover.section,
     "evict": evict.section,
     "house": house.section,
 }
-_LATER = ("e2e", "rest", "turns", "cores", "gateway", "router", "speculation", "failover")
+_LATER = ("e2e", "rest", "turns", "cores", "gateway", "router", "speculation", "batch", "failover")
 """Benches without a section as long as no run of theirs is kept."""
 _APART = ("router", "speculation")
 """Benches of parts that have nothing to do with each other: each may be of another machine, and says so."""
