@@ -87,13 +87,13 @@ def trial(
     count: int = 40,
     threads: int | None = None,
 ) -> None:
-    """Train for some minutes with one thing changed, and print a row for each change; nothing else may run meanwhile.
+    """Train for some minutes with one thing changed, and print a row for each change.
 
     Args:
         names: what to change; everything in turn unless told.
         preset: whose plan is changed.
         runs: where checkpoints are kept; a trial that has finished there is only measured.
-        minutes: of computing for each.
+        minutes: of computing for each: what other work on the machine takes is not counted.
         count: held-out sessions of each kind.
         threads: CPU threads.
     """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,7 +21,7 @@ from .head import HeadNet, HeadShape, initialise_head
 from .net import Net
 from .optim import Optimizer
 from .presets import HeadPlan
-from .train import Progress, Report, rate_at
+from .train import Progress, Report, computing_clock, rate_at
 
 _AGAIN = 0.8
 """What a guess weighs beside the one before it."""
@@ -70,13 +69,11 @@ class HeadTrainer:
 
     def run(self, report: Report) -> HeadNet:
         """To the end of the plan; tells `report` of every step."""
-        last = time.monotonic()
+        computed = computing_clock(torch.device("cpu"))
         while self.progress.fraction(self.plan.run) < 1.0:
+            began = computed()
             loss = self._step()
-            now = time.monotonic()
-            self.progress.seconds += now - last
-            self.progress.loss += (loss - self.progress.loss) * (1.0 if self.progress.steps == 1 else 0.02)
-            last = now
+            self.progress.count(computed() - began, loss)
             report(self.progress, "")
         return self.head
 

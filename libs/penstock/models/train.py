@@ -47,6 +47,11 @@ class Progress:
     drawn: int = 0
     loss: float = 0.0
 
+    def count(self, seconds: float, loss: float) -> None:
+        """Note a step: the seconds that it took, and its loss in a moving mean."""
+        self.seconds += seconds
+        self.loss += (loss - self.loss) * (1.0 if self.steps == 1 else 0.02)
+
     def fraction(self, plan: TrainingPlan) -> float:
         return min(1.0, max(self.seconds / (60 * (plan.minutes or math.inf)), self.tokens / plan.tokens))
 
@@ -110,6 +115,14 @@ def device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
+def computing_clock(where: torch.device) -> Callable[[], float]:
+    """A clock for budgets, in seconds of computing. On a CPU it counts processor time over threads, so that other work
+    on the machine makes a run later, not shorter."""
+    if where.type == "cuda":
+        return time.monotonic
+    return lambda: time.process_time() / torch.get_num_threads()
+
+
 class Stopwatch:
     """The seconds that each part of the work took."""
 
@@ -168,21 +181,20 @@ class Trainer:
 
         A kill loses at most `save_every` seconds.
         """
-        last = saved = measured = time.monotonic()
-        while not self.finished and last < until:
+        computed = computing_clock(self.device)
+        now = saved = measured = time.monotonic()
+        while not self.finished and now < until:
+            began = computed()
             loss = self.step()
             now = time.monotonic()
-            progress = self.progress
-            progress.seconds += now - last
-            progress.loss += (loss - progress.loss) * (1.0 if progress.steps == 1 else 0.02)
-            last = now
-            report(progress, "")
+            self.progress.count(computed() - began, loss)
+            report(self.progress, "")
             if now - saved > save_every:
                 self.save()
                 saved = now
             if now - measured > measure_every:
-                report(progress, self.measure())
-                measured = last = time.monotonic()
+                report(self.progress, self.measure())
+                measured = time.monotonic()
         self.save()
         return self.net
 

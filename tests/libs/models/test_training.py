@@ -27,6 +27,7 @@ from penstock.models.net import Net, NetShape, parameters
 from penstock.models.optim import Optimizer, orthogonalise
 from penstock.models.presets import HEADS, PRESETS
 from penstock.models.teach import HeadTrainer, Lesson, acceptance, export_head, load_head
+from penstock.models.train import computing_clock
 from penstock.models.trials import COLUMNS, TRIALS, run_trial
 
 SMALL = NetShape(3, 64, 96, 2, 2, vocabulary=200, head=32)
@@ -102,6 +103,16 @@ def test_a_trial_trains_on_and_is_measured(tmp_path):
     assert all(0 <= right <= total for right, total in found.shares.values()) and found.shares["name L3"][1]
     row = str(found).split("|")
     assert row[1].strip() == "heads" and len(row) == len(COLUMNS) + 5
+
+
+def test_a_budget_counts_computing_and_no_waiting():
+    clock, began = computing_clock(torch.device("cpu")), time.monotonic()
+    before = clock()
+    subprocess.run([sys.executable, "-c", "sum(range(10**7))"], check=True)
+    waited = clock() - before
+    assert waited < (time.monotonic() - began) / 2
+    while clock() - before < waited + 0.01:
+        sum(range(1000))
 
 
 def test_the_cache_changes_nothing():
