@@ -8,6 +8,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -243,12 +244,29 @@ def test_looks_go_on_where_drafts_are_verified_whoever_made_them_and_get_rare_wh
     for step in range(200):
         tokens = [*POEM, *(POEM[at % len(POEM)] for at in range(step))]
         live = SimpleNamespace(ticket=3, tokens=tokens, length=len(tokens), request=request)
+        looking.step()
         looking.look_back(live, looked)
-        looking.look(live, looked, (), 4, 1e-3)
+        if looking.due(looked, 1e-3):
+            looking.look(live, looked, (), 4)
         looks += looked.fresh
         looking.settle(looked, verified)
     assert looks == 200 if verified else looks < 100
     assert (looking.begin().brought > 0.5) == verified, "a new sequence begins as this one was"
+
+
+def test_rare_looks_are_in_the_same_steps_for_all_sequences(corpora):
+    looking = Looking(Lookup(LIMITS, corpora))
+    request = SimpleNamespace(prompt=POEM, owner=ANN, session=b"one")
+    live = SimpleNamespace(ticket=3, tokens=POEM, length=len(POEM), request=request)
+    looking.look(live, looking.begin(), (), 4)
+    rare, often = (replace(looking.begin(), brought=brought) for brought in (0.0, 1e9))
+    due = []
+    for _ in range(64):
+        looking.step()
+        assert looking.due(often, 1e-3)
+        due.append(looking.due(rare, 1e-3))
+        assert looking.due(replace(rare, told=7), 1e-3) is due[-1]
+    assert sum(due) == 8
 
 
 @pytest.mark.parametrize("tenant", [BEA, b""])

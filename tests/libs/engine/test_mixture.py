@@ -141,6 +141,25 @@ def test_a_useless_drafter_is_seldom_looked_at():
     assert drafters[0].looks < LONG / 8
 
 
+def test_a_useless_drafter_computes_the_texts_of_few_of_many_sequences():
+    """To know a text costs it that time on the same machine, which no step here counts."""
+    asked: set[str] = set()
+
+    def made(drafter):
+        tell = drafter.tell
+
+        def told(asks):
+            asked.update(ask.id for ask in asks if ask.k)
+            tell(asks)
+
+        drafter.tell = told
+        return mixture(drafter, 16)
+
+    world, answer = embedded(0.0, 0, sequences=16, contention=0.01), 128
+    speeds([Phase(world, 40 * 16 * answer)], made, answer)
+    assert len(asked) < 40 * 16 / 4
+
+
 class Uneven:
     """Its drafts of `a` come after a millisecond. It says that those of `b` come later, and they never do."""
 

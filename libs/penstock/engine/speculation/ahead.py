@@ -7,8 +7,9 @@ on the same cores, as long as it has not cost more than it has saved.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from heapq import nlargest
 from math import ceil, log
 
 from penstock.engine.hooks import DraftAsk, Drafter, DraftTerms
@@ -28,7 +29,9 @@ _LONGEST_TRIAL = 32
 _BETWEEN_TRIALS = 96
 """Steps between two trials that bring nothing, at least, for each step of one, where that is twice as long beside a
 drafter that works; fewer where it is less."""
-_TRIAL_DEPTH = 4
+_TRIAL_DEPTH, _TRIED = 4, 4
+"""How many tokens are asked for in a trial, and for how many sequences: it computes the texts of all for which it is
+asked."""
 _CHECK_EVERY, _LONGEST_CHECK_EVERY, _CHECK = 64, 1024, 3
 """After how many steps beside a drafter that works it rests for how many. The first doubles each time."""
 _LOOK_EVERY = 16
@@ -116,6 +119,8 @@ class RunningAhead:
         """Steps from one trial to the next, at least."""
         self._trial = 0
         """Steps of a trial to come."""
+        self._tried: Collection[int] = ()
+        """Tickets of the sequences of the trial."""
         self._unseen = 0
         """Steps in a row in which nobody looked at what it is worth."""
         self._begun = False
@@ -187,7 +192,7 @@ class RunningAhead:
 
     def tell(self, sequences: Sequence[Ahead], rooms: Sequence[int], beside: StepBeside) -> None:
         """Says how far the sequences are, and how far it is to be ahead of them; `rooms` are the most drafts of each in
-        a step. In a trial some are wanted of each, whatever they are worth."""
+        a step. In a trial some are wanted of a few, whatever they are worth."""
         if beside.seconds.plain and not self._works(sequences, beside.seconds.plain):
             self.rest(sequences)
             return
@@ -197,7 +202,8 @@ class RunningAhead:
         ]
         self._worth_it = any(depths)
         for ahead, room, depth in zip(sequences, rooms, depths, strict=True):
-            ahead.depth = depth or (min(_TRIAL_DEPTH, room) if self._trial else 0)
+            tried = self._trial and ahead.live.ticket in self._tried
+            ahead.depth = depth or (min(_TRIAL_DEPTH, room) if tried else 0)
             ahead.feature(ahead.depth > 0)
             if not ahead.ready:
                 ahead.depth = 0  # it can guess behind the next step
@@ -213,6 +219,8 @@ class RunningAhead:
         if self._untried >= max(self._trial_every, self._pause):
             self._trial_every = min(2 * self._trial_every, _LONGEST_TRIAL_EVERY)
             self._untried, self._trial = 0, min(_TRIAL + self._answer_steps(plain_s), _LONGEST_TRIAL)
+            believed = nlargest(_TRIED, sequences, lambda ahead: ahead.trust.factor)
+            self._tried = [ahead.live.ticket for ahead in believed]
             longer = self._costs.ahead(len(sequences)) / plain_s
             self._pause = round(_BETWEEN_TRIALS * min(1.0, longer) * self._trial)
         if self.asked:

@@ -66,6 +66,11 @@ class _Writer:
         """Whether there is anything to choose from, without a drafter and a head."""
         return bool(self.looked.guess.tokens) or self.live.guide is not None
 
+    @property
+    def silent(self) -> bool:
+        """Whether there is nothing to choose from."""
+        return not self.guessed and self.headed is None and not (self.ahead is not None and self.ahead.wanted)
+
 
 class Speculation:
     """The proposers of an engine: grammars that force tokens, its lookup, its drafter and its head if it has them.
@@ -239,11 +244,15 @@ class Speculation:
         if self._looking is None:
             return
         token_s = step.plain / len(writers) if step.plain else inf
+        self._looking.step()
         for writer in writers:
-            live, forced = writer.live, self._forced(writer.live)
+            live = writer.live
             self._looking.look_back(live, writer.looked)
+            if not self._looking.due(writer.looked, token_s):
+                continue
+            forced = self._forced(live)
             if room := self._room(live) - len(forced):
-                self._looking.look(live, writer.looked, forced, room, token_s)
+                self._looking.look(live, writer.looked, forced, room)
 
     async def _run_ahead(self, writers: Sequence[_Writer], step: StepSeconds, idle: Callable[[], None]) -> None:
         assert self._ahead is not None, "it is awake"
@@ -276,6 +285,8 @@ class Speculation:
 
     def _chosen(self, writer: _Writer) -> _Choice:
         """The drafts from which most is hoped. What a grammar forces comes first, and what it forbids is left out."""
+        if writer.silent:
+            return _NONE
         forced, room = self._forced(writer.live), self._room(writer.live)
         sure = Guess(forced, (1.0,) * len(forced))
         options = [_Choice(GRAMMAR, sure, len(forced))]

@@ -27,8 +27,6 @@ class Looked:
     trust: Trust = field(default_factory=Trust)
     told: int = 0
     """Tokens that the lookup has."""
-    skipped: int = 0
-    """Steps since the last look."""
     brought: float = 1.0
     """Tokens that a look has been hoped to bring lately: none where nothing was worth verifying."""
     fresh: bool = False
@@ -55,6 +53,7 @@ class Looking:
         """What a look was hoped to bring lately, of the sequence that was looked for last."""
         self._look_s = 0.0
         """Seconds of a look, on average."""
+        self._steps = 0
 
     @property
     def defects(self) -> int:
@@ -64,6 +63,10 @@ class Looking:
     def begin(self) -> Looked:
         """Of a new sequence."""
         return Looked(self._trust.begun(), brought=self._brought)
+
+    def step(self) -> None:
+        """A step is being planned."""
+        self._steps += 1
 
     def look_back(self, live: Live, looked: Looked) -> None:
         """Learns from what came of the last guess, verified or not."""
@@ -82,15 +85,16 @@ class Looking:
             self._brought = looked.brought = _FADING * looked.brought + (1 - _FADING) * hope
             looked.fresh = False
 
-    def look(self, live: Live, looked: Looked, after: tuple[int, ...], most: int, token_s: float) -> None:
-        """A guess of up to `most` tokens behind the text and the tokens `after`, which come next for sure. A token is
-        worth `token_s` seconds."""
-        if looked.brought * token_s < self._look_s and looked.skipped < _SELDOM:
-            looked.skipped += 1
-            return
+    def due(self, looked: Looked, token_s: float) -> bool:
+        """Whether to look in this step, where a token is worth `token_s` seconds. Sequences for which a look is not
+        worth it are looked for in the same steps: those between cost next to nothing."""
+        return looked.brought * token_s >= self._look_s or not self._steps % _SELDOM
+
+    def look(self, live: Live, looked: Looked, after: tuple[int, ...], most: int) -> None:
+        """A guess of up to `most` tokens behind the text and the tokens `after`, which come next for sure."""
         began = time.perf_counter()
         self._tell(live, looked)
-        looked.begin, looked.skipped = live.length + len(after), 0
+        looked.begin = live.length + len(after)
         looked.guess = self._lookup.propose(live.ticket, most, after)
         looked.fresh = True
         self._look_s += 0.02 * (time.perf_counter() - began - self._look_s)
