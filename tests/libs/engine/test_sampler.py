@@ -33,21 +33,21 @@ BOTH = pytest.mark.parametrize("draws", [None, NATIVE], ids=["torch", "compiled"
 """What draws."""
 
 
-def choice_of(params, prompt, output, stops=frozenset(), drafts=0, state=None, legal=None):
+def choice_of(params, prompt, output, stops=frozenset(), drafts=0, state=None, legal=None, vocab=VOCAB):
     """The last `drafts` tokens of the output as drafts; of a guided text where `legal` is given."""
     known = len(output) - drafts
     tokens = [*prompt, *output[:known]]
-    guided = {} if legal is None else {"guide": object(), "legal": words_of(legal, params, output, stops)}
+    guided = {} if legal is None else {"guide": object(), "legal": words_of(legal, params, output, stops, vocab)}
     if params.bad_words:
         guided["words"] = WordBans(params.bad_words, params.banned_token_ids, VOCABULARY)
     return Choice(params, stops, tokens, len(prompt), tuple(output[known:]), state or SamplerState(), **guided)
 
 
-def words_of(legal, params, output, stops):
+def words_of(legal, params, output, stops, vocab):
     """As guides have it: bans of ends are settled, unless nothing else is legal."""
     if len(output) < params.min_tokens and legal - stops:
         legal = legal - stops
-    flags = np.zeros(32, dtype=np.uint8)
+    flags = np.zeros(-(-vocab // 32) * 32, dtype=np.uint8)
     flags[list(legal)] = 1
     return np.packbits(flags, bitorder="little").view(np.int32)
 
@@ -201,14 +201,16 @@ def test_the_compiled_draws_are_those_of_torch(vocab, spread):
         SamplingParams(
             9,
             seed=at,
-            temperature=(0.2, 1.0, 3.0)[at % 3],
+            temperature=(0.2, 1.0, 3.0, 0.0)[at % 4],
+            banned_token_ids=frozenset() if at % 2 or vocab < 9 else frozenset({0, vocab // 2, vocab - 2}),
             top_k=(0, 0, 7, 1000)[at % 4],
             top_p=(1.0, 0.9, 1.0, 0.3, 1.0)[at % 5],
             min_p=(0.0, 0.0, 0.05)[at // 2 % 3],
         )
         for at in range(rows)
     ]
-    choices = [choice_of(one, [1], []) for one in params]
+    allowed = (None, None, None, frozenset(range(0, vocab, 2)) | {vocab - 1}, frozenset({vocab - 1}))
+    choices = [choice_of(one, [1], [], legal=allowed[at % 5], vocab=vocab) for at, one in enumerate(params)]
     one, other = (Sampler(vocab, CPU, draws).sample(logits, choices) for draws in (NATIVE, None))
     assert one == other
 

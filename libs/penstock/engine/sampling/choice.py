@@ -97,9 +97,9 @@ class Choice:
         return not (self.penalised or self.params.logit_bias or self.banned or self.guide)
 
     @property
-    def merely_drawn(self) -> bool:
-        """Whether the token is drawn from the logits as they are, and nothing else is wanted."""
-        return not self.greedy and self.params.logprobs is None and self.bare
+    def unshaped(self) -> bool:
+        """Whether nothing changes the logits but what is legal, and nothing but the token is wanted."""
+        return self.params.logprobs is None and not (self.penalised or self.params.logit_bias)
 
 
 class Chosen(msgspec.Struct, frozen=True, gc=False):

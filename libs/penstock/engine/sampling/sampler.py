@@ -33,8 +33,8 @@ _AT_ONCE = 1 << 17
 
 
 class Draws(Protocol):
-    """Draws a token for each row of shaped `logits` (float32 [rows, vocab], contiguous, not changed); -1 where the
-    largest one is not finite."""
+    """Chooses a token for each row of `logits` (float32 [rows, vocab], contiguous, not changed), of those that are
+    legal there: whatever else changes logits has been applied to them. -1 where the largest one is not finite."""
 
     def __call__(self, logits: Tensor, choices: Sequence[Choice]) -> list[int]: ...
 
@@ -43,7 +43,7 @@ class Sampler:
     """Chooses tokens for one model. Its only memory between calls is `Choice.state`."""
 
     def __init__(self, vocab_size: int, device: torch.device, draws: Draws | None = None) -> None:
-        """`draws`: draws in place of torch, on a CPU."""
+        """`draws`: chooses in place of torch, on a CPU."""
         self._vocab_size = vocab_size
         self._device = device
         self._draws = draws
@@ -56,14 +56,14 @@ class Sampler:
         second time when some row's top-p takes more than its best _NUCLEUS tokens. Raises NotFinite.
         """
         if all(choice.plain and choice.bare for choice in choices):
-            tokens, peaks = on_host(*_best(logits))
+            best, peaks = on_host(*_best(logits))
             _check_finite(peaks.tolist())
-            return [Chosen(token) for token in tokens.tolist()]
-        if self._draws is not None and all(choice.merely_drawn for choice in choices):
-            drawn = self._draws(logits, choices)
-            if -1 in drawn:
+            return [Chosen(token) for token in best.tolist()]
+        if self._draws is not None and all(choice.unshaped for choice in choices):
+            tokens = self._draws(logits, choices)
+            if -1 in tokens:
                 raise NotFinite
-            return [Chosen(token) for token in drawn]
+            return [Chosen(token) for token in tokens]
         chosen = self._sample(logits, choices, _NUCLEUS)
         if chosen is None:
             chosen = self._sample(logits, choices, self._vocab_size)

@@ -1,5 +1,6 @@
-// Draws tokens: of those that min-p, top-k and top-p leave, the one that wins with Gumbel noise. What is drawn is that
-// of engine/sampling/sampler.py, whose docstring says in which order what applies.
+// Chooses tokens: of those that are legal, the most probable one; or of those that min-p, top-k and top-p leave of
+// them, the one that wins with Gumbel noise. What is chosen is that of engine/sampling/sampler.py, whose docstring says
+// in which order what applies.
 #include "lanes.h"
 #include "layout.h"
 
@@ -176,24 +177,46 @@ int winner(Room &room, int vocab, float floor, uint64_t stream) {
   return best;
 }
 
+// What is not legal can't be chosen: a bit of the mask for each value.
+void take_out(float *values, int count, const int32_t *mask) {
+  for (int first = 0; first < count; first += 32) {
+    const uint32_t bits = uint32_t(mask[first / 32]);
+    if (bits == ~0u) continue;
+    const int end = std::min(32, count - first);
+    for (int i = 0; i < end; ++i) values[first + i] = (bits >> i) & 1 ? values[first + i] : kNone;
+  }
+}
+
 }  // namespace
 
 extern "C" {
 
-// A token for each row of `logits` [rows, vocab], which the kernel does not change: `numbers` has its temperature,
-// top_p and min_p, `top_k` 0 where that is off. -1 where a logit is infinite or no number, or none is finite; minus
-// infinity is a token that can't be drawn.
+// A token for each row of `logits` [rows, vocab], which the kernel does not change: `numbers` has its temperature (0:
+// greedy), top_p and min_p, `top_k` 0 where that is off, and `masks` its legal tokens, bit by bit, or null where all
+// are. -1 where a logit is infinite or no number, or none that is legal is finite; minus infinity is a token that can't
+// be chosen.
 void penstock_draw(const float *logits, int32_t rows, int32_t vocab, const float *numbers, const int32_t *top_k,
-                   const uint64_t *streams, int32_t *tokens) {
+                   const uint64_t *streams, const int32_t *const *masks, int32_t *tokens) {
   Room room(vocab);
+  float *scaled = room.scaled.data();
   for (int row = 0; row < rows; ++row, logits += vocab, numbers += 3) {
     tokens[row] = -1;
     if (!finite_or_out(logits, vocab)) continue;
-    for (int i = 0; i < vocab; ++i) room.scaled[i] = logits[i] / numbers[0];
-    const float most = highest(room.scaled.data(), vocab);
+    const float temperature = numbers[0];
+    if (temperature == 0) {
+      std::copy(logits, logits + vocab, scaled);
+    } else {
+      for (int i = 0; i < vocab; ++i) scaled[i] = logits[i] / temperature;
+    }
+    if (masks[row]) take_out(scaled, vocab, masks[row]);
+    const float most = highest(scaled, vocab);
     if (most == kNone) continue;
+    if (temperature == 0) {
+      tokens[row] = int32_t(std::find(scaled, scaled + vocab, most) - scaled);
+      continue;
+    }
     const int k = top_k[row] < vocab ? top_k[row] : 0;
-    const float floor = least_left(room.scaled.data(), vocab, most, k, numbers[1], numbers[2], room.near.data());
+    const float floor = least_left(scaled, vocab, most, k, numbers[1], numbers[2], room.near.data());
     tokens[row] = winner(room, vocab, floor, streams[row]);
   }
 }
