@@ -265,6 +265,8 @@ class WorkerMetrics(StoringMetrics):
     WAITING = "vllm:num_requests_waiting"
     KV_USAGE = "vllm:kv_cache_usage_perc"
     """Used part of the page pool, 0 to 1."""
+    QUEUE_S = "penstock_queue_seconds"
+    """Seconds until a request that comes now begins to compute; 0 until the rate is measured."""
     RESIDENT = "penstock_resident_pages"
     """Pages that hold a block under its key."""
     LENT = "penstock_lent_pages"
