@@ -18,6 +18,7 @@ from penstock.decode.config import DecodeConfig
 from penstock.draft.config import DraftConfig
 from penstock.gateway.config import GatewayConfig
 from penstock.kvstore.config import KvStoreConfig
+from penstock.picker.config import PickerConfig
 from penstock.prefill.config import PrefillConfig
 from penstock.router.config import RouterConfig
 from penstock.rpc.server import LIVE
@@ -31,6 +32,7 @@ CONFIGS: dict[str, Any] = {
     "decode": DecodeConfig,
     "kvstore": KvStoreConfig,
     "draft": DraftConfig,
+    "picker": PickerConfig,
 }
 EVERYTHING: Manifest = {
     "keys": {"existingSecret": "keys"},
@@ -38,15 +40,16 @@ EVERYTHING: Manifest = {
     "gateway": {"tls": {"secretName": "tls"}, "autoscaling": {"enabled": True}},
     "model": {"name": "mini", "volume": {"persistentVolumeClaim": {"claimName": "weights", "readOnly": True}}},
     "draft": {"enabled": True},
+    "picker": {"enabled": True},
     "serviceMonitor": {"enabled": True},
     "pools": {
         "prefill": {"autoscaling": {"enabled": True}},
         "decode": {"autoscaling": {"enabled": True, "kind": "keda", "queueSeconds": 1.5}},
         "node": {
             "workers": [{"role": "prefill"}, {"role": "both", "resources": {"limits": {"nvidia.com/gpu": 1}}}],
-            "disk": {"size": "100Gi", "bytes": "90GiB", "storageClassName": "local"},
+            "disk": {"size": "2Gi", "bytes": "1GiB", "storageClassName": "local"},
         },
-        "cache": {"replicas": 2, "disk": {"size": "1Ti", "bytes": "900GiB"}},
+        "cache": {"replicas": 2, "disk": {"size": "2Gi", "bytes": "1GiB"}},
     },
 }
 
@@ -93,7 +96,7 @@ def check_schemas(manifests: list[Manifest], of_others: set[str]) -> None:
 
 def test_all_of_it_is_valid(plain: list[Manifest], full: list[Manifest]) -> None:
     check_schemas(plain, set())
-    check_schemas(full, {"ServiceMonitor", "ScaledObject"})
+    check_schemas(full, {"ServiceMonitor", "ScaledObject", "InferencePool"})
 
 
 def test_there_is_a_workload_for_each_part(plain: list[Manifest], full: list[Manifest]) -> None:
@@ -104,6 +107,7 @@ def test_there_is_a_workload_for_each_part(plain: list[Manifest], full: list[Man
         "penstock-prefill": "Deployment",
         "penstock-decode": "Deployment",
         "penstock-draft": "Deployment",
+        "penstock-picker": "Deployment",
         "penstock-node": "StatefulSet",
         "penstock-cache": "StatefulSet",
     }
@@ -113,7 +117,8 @@ def test_there_is_a_workload_for_each_part(plain: list[Manifest], full: list[Man
         [spread] = pod.spec["topologySpreadConstraints"]
         assert spread["labelSelector"]["matchLabels"].items() <= pod.labels.items()
         assert (
-            name == "penstock-draft" or budgets[name]["spec"]["selector"]["matchLabels"].items() <= pod.labels.items()
+            name in ("penstock-draft", "penstock-picker")
+            or budgets[name]["spec"]["selector"]["matchLabels"].items() <= pod.labels.items()
         )
 
 
@@ -136,7 +141,7 @@ def test_settings_exist_and_are_right(manifests: list[Manifest]) -> None:
             for variable in container["env"]:
                 name = variable["name"].removeprefix(f"PENSTOCK_{service.upper()}_").lower()
                 assert not variable["name"].startswith("PENSTOCK_") or name in CONFIGS[service].__dataclass_fields__
-    assert tried == (set(CONFIGS) if len(pods(manifests)) > 4 else set(CONFIGS) - {"draft"})
+    assert tried == (set(CONFIGS) if len(pods(manifests)) > 4 else set(CONFIGS) - {"draft", "picker"})
 
 
 def test_what_is_wrong_is_refused_by_name(tmp_path: Path) -> None:
@@ -197,9 +202,9 @@ def test_a_store_with_a_disk_has_it_after_a_restart(full: list[Manifest]) -> Non
     [claim] = node.workload["spec"]["volumeClaimTemplates"]
     [store] = node.spec["initContainers"]
     mounts = {mount["name"]: mount["mountPath"] for mount in store["volumeMounts"]}
-    assert claim["spec"]["resources"]["requests"]["storage"] == "100Gi"
+    assert claim["spec"]["resources"]["requests"]["storage"] == "2Gi"
     assert Path(flags(store)["nvme-dir"]).parent == Path(mounts[claim["metadata"]["name"]])
-    assert flags(store)["nvme-bytes"] == "90GiB"
+    assert flags(store)["nvme-bytes"] == "1GiB"
     assert node.spec["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch"
     cache = pods(full)["penstock-cache"]
     assert [service_of(each) for each in cache.containers] == ["kvstore"]
@@ -268,6 +273,11 @@ WAYS = [
     Way("decode", "draft", 7003),
     Way("router", "gateway", 8081),
     Way("router", "decode", 7010),
+    Way("", "picker", 9002),
+    Way("picker", "router", 7000),
+    Way("picker", "gateway", 8081),
+    Way("picker", "decode", 7010, open=False),
+    Way("picker", "gateway", 8080, open=False),
     Way("", "router", 7000, open=False),
     Way("", "decode", 7010, open=False),
     Way("", "node", 7001, open=False),
@@ -295,6 +305,21 @@ def test_a_client_may_be_named(full: list[Manifest]) -> None:
     there = pods(only)
     assert reaches(only, there["penstock-decode"], there["penstock-gateway"], 8080) is False, "it may not leave"
     assert reaches(only, None, there["penstock-gateway"], 8080) is False
+
+
+def test_nobody_scrapes_where_nobody_is_named() -> None:
+    [policy] = (one for one in render("--set-json", "networkPolicy.metrics=[]") if one["metadata"]["name"] == "penstock-all")
+    assert "ingress" not in policy["spec"] and "Ingress" in policy["spec"]["policyTypes"]
+
+
+def test_a_pool_of_endpoints_is_the_gateways(full: list[Manifest]) -> None:
+    [pool] = of_kind(full, "InferencePool").values()
+    gateway, picker = pods(full)["penstock-gateway"], pods(full)["penstock-picker"]
+    assert pool["spec"]["selector"]["matchLabels"].items() <= gateway.labels.items()
+    assert [port["number"] for port in pool["spec"]["targetPorts"]] == [gateway.ports["http"]]
+    asked = pool["spec"]["endpointPickerRef"]
+    [port] = of_kind(full, "Service")[asked["name"]]["spec"]["ports"]
+    assert (asked["port"]["number"], picker.ports[port["targetPort"]]) == (port["port"], picker.ports["picker"])
 
 
 def test_scaling_asks_for_metrics_that_there_are(full: list[Manifest]) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tomllib
@@ -12,13 +14,16 @@ from pathlib import Path
 
 import pytest
 from tests.deploy.manifests import ROOT, run
-from tests.deploy.test_helm import CONFIGS
+from tests.deploy.processes import ask, free_net, processes
+from tests.deploy.test_helm import CONFIGS as ALL
 
 import penstock.models
+from penstock.gateway.accounts.keys import new_key, write_keys
 from penstock.runtime.config import service_app
 
 SYSTEMD = ROOT / "deploy" / "systemd"
 PORTS = {"router": 7400, "kvstore": 7401, "prefill": 7410, "decode": 7420, "draft": 7430, "gateway": 8080}
+CONFIGS = {kind: config for kind, config in ALL.items() if kind in PORTS}
 _STRICTEST = 2.5
 """Most exposure that `systemd-analyze security` may find, of 10; the unit of most daemons has 9."""
 
@@ -75,7 +80,7 @@ def test_services_take_the_configuration(
     """The command line of the unit, with the file that is installed and the environment of the unit."""
     config = installed / "etc/penstock/penstock.toml"
     models = penstock.models.embedded("penstock-mini").parent
-    config.write_text(config.read_text().replace("/srv/models", str(models)))
+    config.write_text(config.read_text().replace("/srv/models", str(models)).replace("20GiB", "1GiB"))
     monkeypatch.setenv("PENSTOCK_CONFIG", str(config))
     for variable in unit(kind)["Environment"]:
         name, _, value = variable.partition("=")
@@ -105,3 +110,44 @@ def test_services_say_that_they_are_ready_and_turn() -> None:
     for kind in CONFIGS:
         assert unit(kind)["Type"] == ["notify"] and unit(kind)["WatchdogSec"] == ["30"]
         assert unit(kind)["Restart"] == ["always"] and unit(kind)["WantedBy"] == ["penstock.target"]
+
+
+async def test_the_units_of_a_host_are_a_mesh(installed: Path) -> None:
+    """Started in the wrong order, with the file that is installed; systemd hears from each when it is ready."""
+    etc, address = installed / "etc/penstock", f"{free_net()}.1"
+    models = penstock.models.embedded("penstock-mini").parent
+    given = {"127.0.0.1": address, "/srv/models": str(models), "/etc/penstock": str(etc)}
+    text = (etc / "penstock.toml").read_text().replace('"/var/lib/', f'"{installed}/var/lib/')
+    for written, meant in given.items():
+        text = text.replace(written, meant)
+    (etc / "penstock.toml").write_text(text.replace("20GiB", "1GiB"))
+    (installed / "var/lib/penstock").mkdir(parents=True)  # as StateDirectory= does
+    (installed / "var/lib/penstock-gateway").mkdir()
+    key, entry = new_key("me")
+    write_keys(etc / "keys.json", [entry])
+    (etc / "server.key").write_text("00" * 32)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as inlet:
+        inlet.bind(str(installed / "notify"))
+        environment = {
+            **os.environ,
+            "PENSTOCK_CONFIG": str(etc / "penstock.toml"),
+            "PENSTOCK_GATEWAY_SERVER_KEY_FILE": str(etc / "server.key"),
+            "NOTIFY_SOCKET": str(installed / "notify"),
+        }
+        kinds = [kind for kind in reversed(PORTS) if kind != "draft"]
+        async with processes() as started:
+            for kind in kinds:
+                _, _, module, *arguments = unit(kind)["ExecStart"][0].replace("%i", str(PORTS[kind])).split()
+                await started.start(module, arguments, given, environment)
+            url = f"http://{address}:8080"
+            await started.until_ready(url)
+            answer = await ask(url, {"Authorization": f"Bearer {key}"})
+            assert answer.status_code == 200, answer.text
+            inlet.setblocking(False)
+            assert [inlet.recv(64) for _ in kinds] == [b"READY=1"] * len(kinds)
+            shown = await asyncio.to_thread(
+                run, sys.executable, "-m", "penstock.cli", *f"ctl top --once --router {address}:7400".split()
+            )
+            assert shown.returncode == 0, shown.stderr
+            assert f"{address}:7420" in shown.stdout and f"{address}:7410" in shown.stdout
+            await started.end()

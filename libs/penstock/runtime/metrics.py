@@ -480,3 +480,14 @@ class DraftMetrics(StoringMetrics):
         self.registry.register(_Figures("", read, self._TOTALS))
         what = "Tokens that were told, by where their KV came from"
         self.registry.register(_ByLabel("penstock_draft_told_tokens", what, "source", told))
+
+
+class PickerMetrics(Metrics):
+    """What the endpoint picker tells Envoy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.picks = self._counter("penstock_picks", "Requests placed at a gateway, or why not", "outcome")
+        self.served = self._counter(
+            "penstock_picks_served", "Requests that the picked gateway served, or another, where Envoy says so", "by"
+        )
