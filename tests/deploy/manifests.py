@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +15,29 @@ from typing import Any
 import pytest
 import yaml
 
+from penstock.decode.config import DecodeConfig
+from penstock.draft.config import DraftConfig
+from penstock.gateway.config import GatewayConfig
+from penstock.kvstore.config import KvStoreConfig
+from penstock.picker.config import PickerConfig
+from penstock.prefill.config import PrefillConfig
+from penstock.router.config import RouterConfig
+
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "deploy" / "helm" / "penstock"
 KUSTOMIZE = ROOT / "deploy" / "kustomize"
 _PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 
 Manifest = dict[str, Any]
+CONFIGS: dict[str, Any] = {
+    "gateway": GatewayConfig,
+    "router": RouterConfig,
+    "prefill": PrefillConfig,
+    "decode": DecodeConfig,
+    "kvstore": KvStoreConfig,
+    "draft": DraftConfig,
+    "picker": PickerConfig,
+}
 
 
 def program(name: str) -> str:
@@ -92,3 +110,17 @@ def service_of(container: Manifest) -> str:
 def flags(container: Manifest) -> dict[str, str]:
     """The settings of a command line, without dashes in front."""
     return dict(arg.removeprefix("--").split("=", 1) for arg in container["args"])
+
+
+def check_schemas(manifests: list[Manifest], of_others: set[str]) -> None:
+    """Each manifest is what the schemas of Kubernetes say, with nothing beside it."""
+    judge = pytest.importorskip("kubernetes_validate", reason="`make tools` installs it")
+    unknown = set()
+    for one in manifests:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                judge.validate(one, "1.37", strict=True)
+        except judge.SchemaNotFoundError:
+            unknown.add(one["kind"])
+    assert unknown == of_others

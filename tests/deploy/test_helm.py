@@ -3,37 +3,33 @@
 from __future__ import annotations
 
 import json
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
-from tests.deploy.manifests import CHART, ROOT, Manifest, Pod, flags, of_kind, pods, program, render, run, service_of
+from tests.deploy.manifests import (
+    CHART,
+    CONFIGS,
+    ROOT,
+    Manifest,
+    Pod,
+    check_schemas,
+    flags,
+    of_kind,
+    pods,
+    program,
+    render,
+    run,
+    service_of,
+)
 from tests.deploy.network import reaches
 
 import penstock.models
-from penstock.decode.config import DecodeConfig
-from penstock.draft.config import DraftConfig
-from penstock.gateway.config import GatewayConfig
-from penstock.kvstore.config import KvStoreConfig
-from penstock.picker.config import PickerConfig
-from penstock.prefill.config import PrefillConfig
-from penstock.router.config import RouterConfig
 from penstock.rpc.server import LIVE
 from penstock.runtime.config import service_app
 from penstock.runtime.metrics import GatewayMetrics, WorkerMetrics
 
-CONFIGS: dict[str, Any] = {
-    "gateway": GatewayConfig,
-    "router": RouterConfig,
-    "prefill": PrefillConfig,
-    "decode": DecodeConfig,
-    "kvstore": KvStoreConfig,
-    "draft": DraftConfig,
-    "picker": PickerConfig,
-}
 EVERYTHING: Manifest = {
     "keys": {"existingSecret": "keys"},
     "redis": {"existingSecret": "redis"},
@@ -78,20 +74,6 @@ def manifests(request: pytest.FixtureRequest) -> list[Manifest]:
 def test_helm_finds_nothing_to_complain_of() -> None:
     linted = run(program("helm"), "lint", "--strict", str(CHART))
     assert linted.returncode == 0, linted.stdout + linted.stderr
-
-
-def check_schemas(manifests: list[Manifest], of_others: set[str]) -> None:
-    """Each manifest is what the schemas of Kubernetes say, with nothing beside it."""
-    judge = pytest.importorskip("kubernetes_validate", reason="`make tools` installs it")
-    unknown = set()
-    for one in manifests:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                judge.validate(one, "1.37", strict=True)
-        except judge.SchemaNotFoundError:
-            unknown.add(one["kind"])
-    assert unknown == of_others
 
 
 def test_all_of_it_is_valid(plain: list[Manifest], full: list[Manifest]) -> None:
@@ -308,7 +290,7 @@ def test_a_client_may_be_named(full: list[Manifest]) -> None:
 
 
 def test_nobody_scrapes_where_nobody_is_named() -> None:
-    [policy] = (one for one in render("--set-json", "networkPolicy.metrics=[]") if one["metadata"]["name"] == "penstock-all")
+    policy = of_kind(render("--set-json", "networkPolicy.metrics=[]"), "NetworkPolicy")["penstock-all"]
     assert "ingress" not in policy["spec"] and "Ingress" in policy["spec"]["policyTypes"]
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from tests.deploy.manifests import KUSTOMIZE, Manifest, of_kind, parse, pods, program, render, run
+from tests.deploy.manifests import KUSTOMIZE, Manifest, check_schemas, of_kind, parse, pods, program, render, run
 from tests.deploy.network import reaches
-from tests.deploy.test_helm import check_schemas
 
 
 def build(folder: Path) -> list[Manifest]:

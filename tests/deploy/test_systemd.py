@@ -13,9 +13,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from tests.deploy.manifests import CONFIGS as ALL
 from tests.deploy.manifests import ROOT, run
 from tests.deploy.processes import ask, free_net, processes
-from tests.deploy.test_helm import CONFIGS as ALL
 
 import penstock.models
 from penstock.gateway.accounts.keys import new_key, write_keys

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import grpc
 import structlog
@@ -54,7 +54,7 @@ class Lookout:
 
     async def _ask(self) -> router_pb2.MembersResponse | None:
         for router in self._routers:
-            stub: router_pb2_grpc.RouterAsyncStub = router_pb2_grpc.RouterStub(self._channels.to(router))  # type: ignore[assignment]
+            stub = router_pb2_grpc.RouterStub(self._channels.to(router))
             try:
                 return await stub.Members(router_pb2.MembersRequest(), timeout=_ANSWER_S)
             except grpc.aio.AioRpcError as error:
@@ -70,12 +70,12 @@ class Lookout:
         """One that drains, or has no workers, takes none. With TLS its own word has to do: that it watches a router."""
         if gateway.tls:
             return True
-        stub: health_pb2_grpc.HealthAsyncStub = health_pb2_grpc.HealthStub(self._channels.to(gateway.address))  # type: ignore[assignment]
+        stub: Any = health_pb2_grpc.HealthStub(self._channels.to(gateway.address))
         try:
             answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=_ANSWER_S)
         except grpc.aio.AioRpcError:
             return False
-        return answer.status == _SERVING
+        return bool(answer.status == _SERVING)
 
     def _reachable(self, address: str) -> bool:
         if not address.startswith(_NOWHERE):
