@@ -27,7 +27,7 @@ LIVENESS = "liveness"
 _GRACE_S = 10.0
 
 
-class Placed:
+class Pick:
     """One request: at which gateway it counts."""
 
     def __init__(self, waiting: Counter[str]) -> None:
@@ -65,7 +65,7 @@ class Picker(ext_proc_pb2_grpc.ExternalProcessorServicer):
     ) -> AsyncIterator[ext_proc_pb2.ProcessingResponse]:
         """One HTTP request, from its headers to the end of what Envoy tells of it."""
         echo: dict[str, bool] | None = None
-        with self._placed() as placed:
+        with self._one_pick() as pick:
             async for request in request_iterator:
                 echo = echo or envoy.echoes(request)
                 kind = request.WhichOneof("request")
@@ -78,21 +78,21 @@ class Picker(ext_proc_pb2_grpc.ExternalProcessorServicer):
                         self._metrics.picks.labels(error.code).inc()
                         yield envoy.refuse(error, error.http_status)
                         return
-                    placed.move(endpoints[0])
+                    pick.move(endpoints[0])
                     self._metrics.picks.labels("placed").inc()
                     yield envoy.go_to(endpoints)
                     continue
                 if kind == "response_headers":
-                    self._look_where(request, placed)
+                    self._look_where(request, pick)
                 yield envoy.passed_on(request, echo)
 
     @contextmanager
-    def _placed(self) -> Iterator[Placed]:
-        placed = Placed(self.waiting)
+    def _one_pick(self) -> Iterator[Pick]:
+        pick = Pick(self.waiting)
         try:
-            yield placed
+            yield pick
         finally:
-            placed.move("")
+            pick.move("")
 
     def _pick(self, request: ext_proc_pb2.ProcessingRequest) -> list[str]:
         """Raises PenstockError for a request that no gateway would serve."""
@@ -107,11 +107,11 @@ class Picker(ext_proc_pb2_grpc.ExternalProcessorServicer):
         session = next((given[name] for name in SESSION_HEADERS if given.get(name)), "")
         return order(gateways, self.waiting, session, self._config.most_over)
 
-    def _look_where(self, request: ext_proc_pb2.ProcessingRequest, placed: Placed) -> None:
+    def _look_where(self, request: ext_proc_pb2.ProcessingRequest, pick: Pick) -> None:
         """The answer begins: it waits no longer, wherever it comes from."""
         if (served := envoy.served(request.metadata_context)) is not None:
-            self._metrics.served.labels("picked" if placed.at == served else "other").inc()
-        placed.move("")
+            self._metrics.served.labels("picked" if pick.at == served else "other").inc()
+        pick.move("")
 
 
 @dataclass(frozen=True)
