@@ -133,7 +133,7 @@ def test_what_is_wrong_is_refused_by_name(tmp_path: Path) -> None:
         ("redis.url=http://redis", "/redis/url"),
         ("pools.decode.workers[0].role=dcode", "must be one of 'prefill', 'decode', 'both'"),
         ("router.args[0]=max-held=3", "/router/args/0"),
-        ("pools.gateway.replicas=1", "/pools"),
+        ("pools.gateway.replicas=1", "invalid propertyName 'gateway'"),
     ):
         tried = run(program("helm"), "template", "penstock", str(CHART), "--set", wrong)
         assert tried.returncode != 0
