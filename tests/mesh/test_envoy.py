@@ -27,17 +27,27 @@ TYPES = "type.googleapis.com/envoy.extensions"
 ENDPOINT = "x-gateway-destination-endpoint"
 
 
-def listener(port: int, picker: str) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Asked:
+    """How one listener asks for a place."""
+
+    port: int
+    picker: str
+    bodies: str = "FULL_DUPLEX_STREAMED"
+
+
+def listener(asked: Asked) -> dict[str, Any]:
     """Of an Envoy that asks this picker about each request, and does without an answer when there is none."""
+    port, full = asked.port, asked.bodies != "NONE"
     processing = {
         "@type": f"{TYPES}.filters.http.ext_proc.v3.ExternalProcessor",
-        "grpc_service": {"envoy_grpc": {"cluster_name": picker}, "timeout": "10s"},
+        "grpc_service": {"envoy_grpc": {"cluster_name": f"picker_{port}"}, "timeout": "10s"},
         "failure_mode_allow": True,
         "message_timeout": "10s",
         "processing_mode": {
             "request_header_mode": "SEND",
-            "request_body_mode": "FULL_DUPLEX_STREAMED",
-            "request_trailer_mode": "SEND",
+            "request_body_mode": asked.bodies,
+            "request_trailer_mode": "SEND" if full else "SKIP",
             "response_header_mode": "SEND",
         },
         "metadata_options": {"receiving_namespaces": {"untyped": ["envoy.lb"]}},
@@ -84,8 +94,7 @@ def policy(name: str, kind: str, **more: Any) -> dict[str, Any]:
     return {"policies": [{"typed_extension_config": config}]}
 
 
-def config(gateways: list[str], pickers: dict[int, str]) -> dict[str, Any]:
-    """`pickers` by the port of the listener that asks them."""
+def config(gateways: list[str], listeners: list[Asked]) -> dict[str, Any]:
     to_picked = policy(
         *("override_host", "OverrideHost"),
         override_host_sources=[{"header": ENDPOINT}],
@@ -97,12 +106,10 @@ def config(gateways: list[str], pickers: dict[int, str]) -> dict[str, Any]:
             "explicit_http_config": {"http2_protocol_options": {}},
         }
     }
-    asked = [
-        cluster(f"picker_{port}", picker, typed_extension_protocol_options=http2) for port, picker in pickers.items()
-    ]
+    asked = [cluster(f"picker_{one.port}", one.picker, typed_extension_protocol_options=http2) for one in listeners]
     return {
         "static_resources": {
-            "listeners": [listener(port, f"picker_{port}") for port in pickers],
+            "listeners": list(map(listener, listeners)),
             "clusters": [cluster("gateways", *gateways, load_balancing_policy=to_picked), *asked],
         }
     }
@@ -153,10 +160,12 @@ class Front:
     """An Envoy before two gateways."""
 
     url: str
+    light: str
+    """Of a listener that sends its picker headers alone."""
     shut: str
-    """Of a listener whose picker knows no gateway."""
-    open: str
-    """Of one whose picker is not there."""
+    """Of one whose picker knows no gateway."""
+    alone: str
+    """Of one whose picker is not there; it would send it headers alone."""
     gateways: dict[str, Gateway]
     picker: Picker
 
@@ -164,7 +173,7 @@ class Front:
 @pytest.fixture(scope="module")
 async def front(tiny: Path, meshes: Any, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Front]:
     program("envoy")
-    ports = [free_port() for _ in range(3)]
+    ports = [free_port() for _ in range(4)]
     async with meshes(MeshSetup(model=tiny, aggregated=True, kvstore=False)) as mesh:
         second = GatewayConfig(
             router=mesh.router.address,
@@ -179,8 +188,14 @@ async def front(tiny: Path, meshes: Any, tmp_path_factory: pytest.TempPathFactor
             open_picker(PickerConfig(router=(empty.address,), address="127.0.0.1:0")) as without,  # type: ignore[arg-type]
         ):
             gateways = {gateway.address: gateway for gateway in (mesh.gateway, other)}
-            pickers = dict(zip(ports, (picker.address, without.address, f"127.0.0.1:{free_port()}"), strict=True))
-            async with envoy(config(list(gateways), pickers), tmp_path_factory.mktemp("envoy")):
+            nobody = f"127.0.0.1:{free_port()}"
+            listeners = [
+                Asked(ports[0], picker.address),
+                Asked(ports[1], picker.address, "NONE"),
+                Asked(ports[2], without.address),
+                Asked(ports[3], nobody, "NONE"),
+            ]
+            async with envoy(config(list(gateways), listeners), tmp_path_factory.mktemp("envoy")):
                 front = Front(*(f"http://127.0.0.1:{port}" for port in ports), gateways, picker.picker)
                 async with asyncio.timeout(60):
                     while len(picker.picker.seen.gateways) < 2:
@@ -194,14 +209,23 @@ async def ask(http: httpx2.AsyncClient, url: str, session: str = "", **more: Any
     return await http.post(f"{url}/v1/completions", json=body, headers=headers)
 
 
-async def test_requests_go_where_the_picker_says(front: Front, http: httpx2.AsyncClient) -> None:
+async def ended(front: Front, requests: float) -> None:
+    """Returns when so many requests in all have ended: a gateway counts one after its last byte."""
+    async with asyncio.timeout(20):
+        while sum(map(served, front.gateways.values())) < requests:
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("bodies", [True, False], ids=["full duplex", "headers alone"])
+async def test_requests_go_where_the_picker_says(front: Front, http: httpx2.AsyncClient, bodies: bool) -> None:
     """Sessions stay at their gateway, and each gateway has some."""
     homes = {}
     for session in (f"session {number}" for number in range(8)):
         before = {address: served(gateway) for address, gateway in front.gateways.items()}
         for _ in range(2):
-            answer = await ask(http, front.url, session)
+            answer = await ask(http, front.url if bodies else front.light, session)
             assert answer.status_code == 200, answer.text
+        await ended(front, sum(before.values()) + 2)
         grown = {address: served(gateway) - before[address] for address, gateway in front.gateways.items()}
         assert sorted(grown.values()) == [0, 2]
         homes[session] = max(grown, key=lambda address: grown[address])
@@ -233,4 +257,4 @@ async def test_without_gateways_the_client_hears_why(front: Front, http: httpx2.
 
 async def test_without_a_picker_envoy_chooses(front: Front, http: httpx2.AsyncClient) -> None:
     """Fail open: any gateway serves any request."""
-    assert (await ask(http, front.open)).status_code == 200
+    assert (await ask(http, front.alone)).status_code == 200

@@ -13,6 +13,8 @@ from math import ceil
 
 import xxhash
 
+FEW = 4
+"""Requests that a gateway may have whatever its share: those of one session come together."""
 MOST_CHOICES = 3
 """Gateways that Envoy may try, one after the other."""
 
@@ -20,18 +22,18 @@ MOST_CHOICES = 3
 def order(gateways: Collection[str], waiting: Mapping[str, int], session: str, most_over: float) -> list[str]:
     """The gateways to try, the best first; `waiting` has how many requests of each wait for their answer to begin.
 
-    With a session those of it come first, in an order of its own, but for those that have more than `most_over` times
-    their share. Without one the least busy comes first.
+    With a session they come in an order of its own, but for those behind that have more than `most_over` times their
+    share. Without one the least busy comes first.
     """
     if not gateways:
         return []
     if not session:
         return sorted(gateways, key=lambda one: (waiting.get(one, 0), one))[:MOST_CHOICES]
     share = (1 + sum(waiting.get(one, 0) for one in gateways)) / len(gateways)
-    most = ceil(most_over * share)
+    most = max(FEW, ceil(most_over * share))
 
     def rank(gateway: str) -> tuple[bool, int]:
         full = waiting.get(gateway, 0) >= most
-        return full, -xxhash.xxh3_64_intdigest(f"{len(session)}:{session}{gateway}")
+        return full, -xxhash.xxh3_64_intdigest(f"{len(session)}:{session}{gateway}".encode(errors="surrogatepass"))
 
     return sorted(gateways, key=rank)[:MOST_CHOICES]

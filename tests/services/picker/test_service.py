@@ -16,6 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from penstock.picker import envoy
 from penstock.picker.config import PickerConfig
+from penstock.picker.picking import FEW
 from penstock.picker.service import LIVENESS, READINESS, SERVICE, OpenPicker, open_picker
 from penstock.rpc.server import RpcServer, serve
 from penstock.runtime.config import ConfigError
@@ -268,9 +269,9 @@ async def test_an_envoy_that_does_not_say_gets_it_back(setup: Setup) -> None:
 async def test_a_message_of_nothing_is_refused(setup: Setup) -> None:
     with stream(setup) as call:
         await call.write(Request())
-        assert await call.read() == grpc.aio.EOF
+        with pytest.raises(grpc.aio.AioRpcError, match="request: must have headers"):
+            await call.read()
         assert await call.code() == grpc.StatusCode.INVALID_ARGUMENT
-        assert "request: must have headers" in await call.details()
 
 
 async def test_a_session_stays_at_its_gateway(setup: Setup) -> None:
@@ -283,7 +284,7 @@ async def test_a_session_stays_at_its_gateway(setup: Setup) -> None:
 
 async def test_what_waits_counts_until_its_answer_begins(setup: Setup) -> None:
     with stream(setup) as first, stream(setup) as second:
-        one, two = (endpoints(await say(call, headers()))[0] for call in (first, second))
+        one, two = [endpoints(await say(call, headers()))[0] for call in (first, second)]
         assert one != two and setup.waiting == {one: 1, two: 1}
         await say(first, answer_headers(served=one))
         assert setup.waiting == {two: 1}
@@ -295,9 +296,9 @@ async def test_what_waits_counts_until_its_answer_begins(setup: Setup) -> None:
 
 
 async def test_a_session_whose_gateway_has_too_much_goes_to_another(setup: Setup) -> None:
-    calls = [setup.stub.Process() for _ in range(6)]
+    calls = [setup.stub.Process() for _ in range(3 * FEW)]
     chosen = [endpoints(await say(call, headers(x_session_affinity="busy")))[0] for call in calls]
-    assert chosen[0] == chosen[1] and set(chosen) == set(setup.addresses)
+    assert len(set(chosen[:FEW])) == 1 and set(chosen) == set(setup.addresses)
     for call in calls:
         call.cancel()
 
