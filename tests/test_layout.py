@@ -26,6 +26,7 @@ def test_penstock_is_a_namespace_over_three_roots() -> None:
         "penstock.gateway",
         "penstock.router",
         "penstock.kvstore",
+        "penstock.picker",
         "penstock.cli",
         "penstock.checkpoint",
         "penstock.models",

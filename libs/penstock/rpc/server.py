@@ -45,10 +45,13 @@ whether it takes requests: a server that drains, or waits for others, takes none
 class RpcServer:
     """A bound, running server. Made by `serve`."""
 
-    def __init__(self, server: grpc.aio.Server, health: HealthService, names: Sequence[str]) -> None:
+    def __init__(
+        self, server: grpc.aio.Server, health: HealthService, names: Sequence[str], live_names: Sequence[str] = ()
+    ) -> None:
         self._server = server
         self._health = health
         self._names = ("", *names)
+        self._live_names = (LIVE, *live_names)
         self.port = 0
         self.in_flight = InFlight()
 
@@ -58,8 +61,9 @@ class RpcServer:
             self._health.set(name, serving)
 
     async def set_live(self, live: bool) -> None:
-        """Sets the answer of `grpc.health.v1` for LIVE, which is true from the start."""
-        self._health.set(LIVE, live)
+        """Sets the answer of `grpc.health.v1` for LIVE and its other names, which is true from the start."""
+        for name in self._live_names:
+            self._health.set(name, live)
 
 
 @asynccontextmanager
@@ -74,6 +78,7 @@ async def serve(
     credentials: grpc.ServerCredentials | None = None,
     entrance: CallEntrance = no_entrance,
     examine: Examine = nothing_more,
+    live_names: Sequence[str] = (),
 ) -> AsyncIterator[RpcServer]:
     """Serves on `address` ("127.0.0.1:0" picks a port) until the block ends, then drains.
 
@@ -84,6 +89,7 @@ async def serve(
     Streams that watch its health do not count as running: they hear NOT_SERVING, and end.
     With `credentials` it speaks TLS. `entrance` surrounds each call of the servicers, and is entered before a long
     request of it is parsed. `examine` finds out, beside what every server does, whether the place where it runs is fit.
+    `live_names` are further names for LIVE.
     Raises ConfigError when it cannot listen on `address`.
     """
     in_flight = InFlight()
@@ -98,7 +104,7 @@ async def serve(
         maximum_concurrent_rpcs=max_calls,
     )
     health = HealthService()
-    running = RpcServer(server, health, names)
+    running = RpcServer(server, health, names, live_names)
     running.in_flight = in_flight
     register(server)
     health_pb2_grpc.add_HealthServicer_to_server(health, server)

@@ -3,6 +3,8 @@
 A supervisor hands its child one end of a socket pair in `PENSTOCK_SUPERVISOR_FD`. The child writes one JSON
 line when it is ready, such as `{"address": "127.0.0.1:41234"}`. When the supervisor ends, however it ends,
 the child reads end-of-file there and stops; a child that hangs and cannot stop in order is ended after a grace period.
+systemd is told in its own way (sd_notify), where it has set NOTIFY_SOCKET: ready, stopping, and with WATCHDOG_USEC that
+the event loop turns.
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ class Lifecycle:
         self._stop = asyncio.Event()
         self._starting = asyncio.current_task()
         self._supervisor = _supervisor()
+        self._notified = os.environ.pop("NOTIFY_SOCKET", "")
+        self._watchdog_s = int(os.environ.pop("WATCHDOG_USEC", "0")) / 1e6
 
     @property
     def stopping(self) -> bool:
@@ -49,6 +53,9 @@ class Lifecycle:
                 self._supervisor.sendall(json.dumps(values).encode() + b"\n")
             except OSError:
                 self.stop()  # it has ended in the meantime
+        self._notify("READY=1")
+        if self._watchdog_s:
+            self._turn()
 
     async def stopped(self) -> None:
         """Returns when the process was asked to stop."""
@@ -57,8 +64,24 @@ class Lifecycle:
     def stop(self) -> None:
         """Asks the process to stop; cancels a start that is not finished."""
         self._stop.set()
+        self._notify("STOPPING=1")
         if self._starting is not None:
             self._starting.cancel()
+
+    def _turn(self) -> None:
+        self._notify("WATCHDOG=1")
+        asyncio.get_running_loop().call_later(self._watchdog_s / 3, self._turn)
+
+    def _notify(self, state: str) -> None:
+        if not self._notified:
+            return
+        address = "\0" + self._notified[1:] if self._notified.startswith("@") else self._notified
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as outlet:
+            outlet.setblocking(False)
+            try:
+                outlet.sendto(state.encode(), address)
+            except OSError as error:  # nobody's work depends on it: systemd ends who says nothing
+                structlog.get_logger("penstock").warning("systemd is not told", state=state, reason=str(error))
 
     def watch(self) -> None:
         """From now on SIGINT, SIGTERM and the supervisor's end ask for the stop; a second signal ends the process."""

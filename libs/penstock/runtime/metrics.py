@@ -265,6 +265,8 @@ class WorkerMetrics(StoringMetrics):
     WAITING = "vllm:num_requests_waiting"
     KV_USAGE = "vllm:kv_cache_usage_perc"
     """Used part of the page pool, 0 to 1."""
+    QUEUE_S = "penstock_queue_seconds"
+    """Seconds until a request that comes now begins to compute; 0 until the rate is measured."""
     RESIDENT = "penstock_resident_pages"
     """Pages that hold a block under its key."""
     LENT = "penstock_lent_pages"
@@ -478,3 +480,14 @@ class DraftMetrics(StoringMetrics):
         self.registry.register(_Figures("", read, self._TOTALS))
         what = "Tokens that were told, by where their KV came from"
         self.registry.register(_ByLabel("penstock_draft_told_tokens", what, "source", told))
+
+
+class PickerMetrics(Metrics):
+    """What the endpoint picker tells Envoy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.picks = self._counter("penstock_picks", "Requests placed at a gateway, or why not", "outcome")
+        self.served = self._counter(
+            "penstock_picks_served", "Requests that the picked gateway served, or another, where Envoy says so", "by"
+        )

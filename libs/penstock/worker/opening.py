@@ -139,10 +139,12 @@ def _stay(config: WorkerConfig) -> None:
 
 def _figures(engine: Engine) -> dict[str, float]:
     stats = engine.stats()
+    rate = stats.prefill_tokens_per_s
     return {
         WorkerMetrics.RUNNING: stats.running,
         WorkerMetrics.WAITING: stats.waiting,
         WorkerMetrics.KV_USAGE: 1 - stats.free_pages / stats.total_pages,
+        WorkerMetrics.QUEUE_S: stats.queued_tokens / rate if rate > 0 else 0.0,
         WorkerMetrics.RESIDENT: stats.resident_pages,
         WorkerMetrics.SHARED: stats.shared_pages,
         WorkerMetrics.TAIL_TOKENS: stats.copied_tokens,

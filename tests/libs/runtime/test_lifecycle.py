@@ -77,7 +77,7 @@ class Service:
 
 
 @asynccontextmanager
-async def service(what: str, diary: Path) -> AsyncIterator[Service]:
+async def service(what: str, diary: Path, **environment: str) -> AsyncIterator[Service]:
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     with ours:
@@ -87,7 +87,7 @@ async def service(what: str, diary: Path) -> AsyncIterator[Service]:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
                 pass_fds=(theirs.fileno(),),
-                env={**os.environ, "PYTHONPATH": str(LIBS), SUPERVISOR_FD: str(theirs.fileno())},
+                env={**os.environ, "PYTHONPATH": str(LIBS), SUPERVISOR_FD: str(theirs.fileno()), **environment},
             )
         try:
             yield Service(process, ours, diary)
@@ -166,3 +166,52 @@ async def test_other_faults_keep_their_traceback(tmp_path: Path) -> None:
         assert await running.ended() == 1
         assert running.process.stderr is not None
         assert "RuntimeError: a real fault" in (await running.process.stderr.read()).decode()
+
+
+@asynccontextmanager
+async def systemd(where: str) -> AsyncIterator[asyncio.Queue[str]]:
+    """What a service tells at this address, as systemd would hear it."""
+    heard: asyncio.Queue[str] = asyncio.Queue()
+
+    class Hearing(asyncio.DatagramProtocol):
+        def datagram_received(self, data: bytes, addr: object) -> None:
+            heard.put_nowait(data.decode())
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as inlet:
+        inlet.bind("\0" + where[1:] if where.startswith("@") else where)
+        inlet.setblocking(False)
+        transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(Hearing, sock=inlet)
+        try:
+            yield heard
+        finally:
+            transport.close()
+
+
+@pytest.mark.parametrize("abstract", [False, True])
+async def test_systemd_hears_of_the_beginning_of_turns_and_of_the_end(tmp_path: Path, abstract: bool) -> None:
+    where = f"@penstock-{tmp_path.name}-{os.getpid()}" if abstract else str(tmp_path / "notify")
+    async with systemd(where) as heard, asyncio.timeout(20):
+        async with service("good", tmp_path / "diary", NOTIFY_SOCKET=where, WATCHDOG_USEC="300000") as running:
+            assert [await heard.get() for _ in range(3)] == ["READY=1", "WATCHDOG=1", "WATCHDOG=1"]
+            running.process.terminate()
+            while (told := await heard.get()) == "WATCHDOG=1":
+                pass
+            assert told == "STOPPING=1"
+            assert await running.ended() == 0
+
+
+async def test_a_loop_that_hangs_says_nothing_to_systemd(tmp_path: Path) -> None:
+    async with systemd(str(tmp_path / "notify")) as heard, asyncio.timeout(20):
+        given = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "3000"}
+        async with service("hangs", tmp_path / "diary", **given) as running:
+            assert [await heard.get() for _ in range(2)] == ["READY=1", "WATCHDOG=1"]
+            running.supervisor.close()
+            assert await running.ended() == 1, "after the grace of an orphan, hundreds of periods later"
+            assert heard.empty()
+
+
+async def test_a_systemd_that_does_not_listen_holds_nobody_up(tmp_path: Path) -> None:
+    async with service("good", tmp_path / "diary", NOTIFY_SOCKET=str(tmp_path / "nobody")) as running:
+        await running.ready()
+        running.process.terminate()
+        assert await running.ended() == 0

@@ -57,6 +57,7 @@ def test_help_names_every_command() -> None:
         "decode",
         "kvstore",
         "draft",
+        "picker",
     ):
         assert f" {command} " in done.stdout
 

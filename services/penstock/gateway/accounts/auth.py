@@ -14,6 +14,7 @@ from penstock.errors import Forbidden, Unauthenticated
 from penstock.gateway.accounts.ring import KeyRing
 from penstock.gateway.config import GatewayConfig
 from penstock.kv.identity import namespace
+from penstock.rpc.sessions import SESSION_HEADERS
 from penstock.runtime.config import ConfigError
 from penstock.runtime.tasks import Failed
 
@@ -21,16 +22,6 @@ DEFAULT_TENANT = "default"
 _LOCAL_KEY = hashlib.sha256(b"penstock: one user, one machine").digest()
 """Not a secret, which a single tenant does not need. It never changes, so cached blocks outlast a restart."""
 _MIN_KEY_BYTES = 16
-_SESSION_HEADERS = (
-    "x-session-affinity",
-    "x-claude-code-session-id",
-    "session-id",
-    "session_id",
-    "x-session-id",
-    "x-smg-routing-key",
-    "x-dynamo-session-id",
-)
-"""The first that a request has names its session; agents, load tools and other gateways send them."""
 _MAX_SESSION = 512
 
 
@@ -113,7 +104,7 @@ def load_auth(config: GatewayConfig) -> Auth:
 
 def session_digest(tenant: str, headers: Mapping[str, str], cache_key: str | None) -> str:
     """The opaque session of a request, or an empty string. It is only a hint and gives access to nothing."""
-    values: Iterable[str | None] = (*(headers.get(name) for name in _SESSION_HEADERS), cache_key)
+    values: Iterable[str | None] = (*(headers.get(name) for name in SESSION_HEADERS), cache_key)
     given = next((value for value in values if value), None)
     if given is None:
         return ""
