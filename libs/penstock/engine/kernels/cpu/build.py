@@ -1,8 +1,9 @@
-"""Compiles the C++ sources once per machine and instruction set, and keeps the result.
+"""Compiles the C++ sources once per machine and instruction set, and keeps the result; or all instruction sets beside
+the sources, for an image that has no compiler.
 
 The library needs only the C++ runtime. No header of torch or Python is compiled in, so one build serves every version
 of both and takes seconds. It is kept in a file and a directory that only this user can write; otherwise it is not
-loaded, and torch computes.
+loaded, and torch computes. Beside the sources root may have put it as well, as it did the sources.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +27,8 @@ from penstock.runtime.caches import cache_directory
 from penstock.runtime.private import locked, open_directory, open_file
 
 _HERE = Path(__file__).parent
+PREBUILT = _HERE / "prebuilt"
+"""Libraries that were installed with the sources. Their names hold a digest of these, so others are not found."""
 _COMPILED = sorted(path.name for path in _HERE.glob("*.cpp"))
 _SOURCES = [*sorted(path.name for path in _HERE.glob("*.h")), *_COMPILED]
 _WARNINGS = "-Wall -Wextra -Wno-psabi -Wno-maybe-uninitialized -Wno-uninitialized"
@@ -78,18 +82,33 @@ def library(isa: str = "") -> ctypes.CDLL:
     """The library for an instruction set, by default the best one; it is compiled if it is not there yet. Its functions
     have the types that layout.py gives them. Raises NotBuilt."""
     try:
-        return load(cached(kernels_directory(), isa))
+        return load(present(isa) or cached(kernels_directory(), isa))
     except OSError as error:
         raise NotBuilt(str(error)) from None
 
 
+def present(isa: str = "") -> Path | None:
+    """The library for an instruction set if it is there: as it was installed, else as this user has compiled it."""
+    name = file_name(isa)
+    return next((path for path in (PREBUILT / name, kernels_directory() / name) if path.exists()), None)
+
+
+def prebuild() -> list[Path]:
+    """Compiles the library of every instruction set of this architecture into PREBUILT, for every user to load."""
+    made = [cached(PREBUILT, isa) for isa in _TARGETS.get(platform.machine(), ())]
+    for path in (PREBUILT, *made):
+        path.chmod(0o755)
+    return made
+
+
 def load(path: Path) -> ctypes.CDLL:
-    """Loads the library from a file in a private directory. Raises NotBuilt when it cannot be trusted, or was built
-    with another layout."""
+    """Loads the library from a file in a private directory, or in PREBUILT. Raises NotBuilt when it cannot be trusted,
+    or was built with another layout."""
+    roots = path.parent == PREBUILT
     try:
-        directory = open_directory(path.parent)
+        directory = open_directory(path.parent, roots=roots)
         try:
-            file = open_file(path.name, os.O_RDONLY, directory, path.parent)
+            file = open_file(path.name, os.O_RDONLY, directory, path.parent, roots=roots)
         finally:
             os.close(directory)
         # This loads the file that was checked, whatever is at the path by now. The descriptor stays open, because the
@@ -177,4 +196,4 @@ def _reason(error: OSError, path: Path) -> str:
 
 
 if __name__ == "__main__":
-    print(cached(kernels_directory()))
+    print(*(prebuild() if sys.argv[1:] == ["--all"] else [cached(kernels_directory())]), sep="\n")
