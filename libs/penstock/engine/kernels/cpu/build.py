@@ -18,6 +18,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from pathlib import Path
 
 import torch
@@ -95,7 +97,10 @@ def present(isa: str = "") -> Path | None:
 
 def prebuild() -> list[Path]:
     """Compiles the library of every instruction set of this architecture into PREBUILT, for every user to load."""
-    made = [cached(PREBUILT, isa) for isa in _TARGETS.get(platform.machine(), ())]
+    compiler, sets = _compiler(), list(_TARGETS.get(platform.machine(), ()))
+    made = [PREBUILT / file_name(isa) for isa in sets]
+    with locked(PREBUILT), ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(_compile, repeat(compiler), map(_target, sets), made))
     for path in (PREBUILT, *made):
         path.chmod(0o755)
     return made
@@ -138,9 +143,7 @@ def cached(directory: Path, isa: str = "") -> Path:
     try:
         if path.exists():
             return path
-        compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
-        if compiler is None:
-            raise NotBuilt("there is no C++ compiler (g++ or clang++)")
+        compiler = _compiler()
         with locked(directory):
             if not path.exists():
                 _compile(compiler, target, path)
@@ -156,6 +159,13 @@ def file_name(isa: str = "") -> str:
     for name in _SOURCES:
         digest.update((_HERE / name).read_bytes())
     return f"{isa}-{digest.hexdigest()[:24]}.so"
+
+
+def _compiler() -> str:
+    found = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    if found is None:
+        raise NotBuilt("there is no C++ compiler (g++ or clang++)")
+    return found
 
 
 def _best() -> str:
