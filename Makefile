@@ -10,7 +10,7 @@ EXTRAS := gateway,engine,demo,train,events,plot,redis,dev
 REDIS = { test "$$(id -u)" = 0 && command -v apt-get && { apt-get install -y redis-server || { apt-get update && \
   apt-get install -y redis-server; }; }; } > /dev/null 2>&1
 
-.PHONY: setup demo up test test-schemas schemas test-clients test-containers tools charts loops fmt check bench house measured fields proto lock
+.PHONY: setup demo up test test-schemas schemas test-clients test-containers images tools charts loops fmt check bench house measured fields proto lock
 .DEFAULT_GOAL := setup
 
 setup: $(VENV)/.installed
@@ -74,10 +74,16 @@ test-clients: setup
 	$(BIN)/python -m loadtest.clients.install
 	$(BIN)/python -m loadtest.clients.run --write
 
-# Builds deploy/Dockerfile, runs deploy/compose.yaml, and takes it down; needs root, podman and buildah.
+# Runs docs/containers.md as it stands there: builds the images, brings the mesh up, kills parts of it, takes it down.
+# Needs root and podman (loadtest/containers/engine.py); so does `images`, which builds them and prints their sizes.
+PODMAN_COMPOSE = $(BIN)/pip install --quiet --constraint constraints.txt podman-compose
 test-containers: setup
-	$(BIN)/pip install --quiet --constraint constraints.txt podman-compose
+	$(PODMAN_COMPOSE)
 	$(BIN)/python -m loadtest.containers.run
+
+images: setup
+	@$(PODMAN_COMPOSE)
+	@$(BIN)/python -m loadtest.containers.sizes
 
 fmt: setup
 	$(BIN)/ruff check --fix .

@@ -1,144 +1,101 @@
-"""Builds the image, brings the compose file up, serves the official client, and takes all down: `make test-containers`.
+"""Runs `docs/containers.md` as it stands there, with podman in Docker's place: `make test-containers`.
 
-Needs root, and podman, buildah, runc, debootstrap and what a bridge network needs; on Debian:
-`apt-get install --no-install-recommends podman buildah debootstrap runc netavark aardvark-dns iptables`. Nothing is
-pulled: the base image is made from Debian's packages.
+Builds the images, brings the mesh up, serves the official client, kills containers, and takes all down. Between that it
+looks at the containers (checks.py), and at the end whether anything is left.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
+import json
+import re
+import shlex
 import socket
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Mapping
 from pathlib import Path
 
-from openai import OpenAI
+from loadtest.containers.engine import PROJECT, ROOT, build, docker, said, why_not
 
-ROOT = Path(__file__).parents[2]
-COMPOSE = ROOT / "deploy" / "compose.yaml"
-_BASE, _IMAGE = "localhost/debian-base", "localhost/penstock"
-_NEEDED = ("podman", "buildah", "runc", "debootstrap")
-_SETTINGS = """[containers]
-default_ulimits = ["nofile=20000:20000", "nproc=4096:4096"]
-[engine]
-runtime = "runc"
-cgroup_manager = "cgroupfs"
-events_logger = "file"
+DOCUMENT = ROOT / "docs" / "containers.md"
+_DOWN = "docker compose down"
+_LEAST = 100
+"""Cached tokens of a turn that finds the turn before it."""
+_TURNS = {2: "", 3: "host", 4: "", 5: "nvme", 6: ""}
+"""The tier that most of a turn's cached tokens have to come from; empty: any. Before the third turn workers die, before
+the fourth their store, and before the fifth all go."""
+_END = """
+status=$?
+test $status = 0 || docker compose logs --tail 50 >&2
+docker compose down --volumes
+exit $status
 """
-"""Of podman: crun does not run where cgroups are mounted in both versions."""
-_READY_S = 180.0
-
-
-def why_not() -> str:
-    """What this machine lacks; empty where containers can be tried."""
-    if os.geteuid():
-        return "only root may make base images"
-    lacking = [name for name in _NEEDED if shutil.which(name) is None]
-    return f"there is no {', '.join(lacking)}" if lacking else ""
+Turn = dict[str, int]
 
 
 def main() -> int:
-    """Returns 0 when the client was served as it should be."""
+    """Returns 0 when everything was as the document says."""
     reason = why_not()
     if reason:
         print(f"not tried: {reason}", file=sys.stderr)
         return 2
-    with tempfile.TemporaryDirectory() as directory:
-        settings = Path(directory) / "containers.conf"
-        settings.write_text(_SETTINGS)
+    with docker() as environment, tempfile.TemporaryDirectory() as place:
+        build(environment)
         port = _free_port()
-        environment = {
-            **os.environ,
-            "CONTAINERS_CONF": str(settings),
-            "STORAGE_DRIVER": "vfs",
-            "PENSTOCK_PORT": str(port),
-            "PENSTOCK_PID_OF_STORE": "container:penstock_kvstore_1",  # podman-compose hands the value to podman
-        }
-        _build(environment, Path(directory))
-        compose = [sys.executable, "-m", "podman_compose", "--in-pod", "false", "--file", str(COMPOSE)]
-        _run([*compose, "config"], environment, quiet=True)
-        try:
-            _run([*compose, "up", "--detach", "--no-build"], environment)
-            key = _said([*compose, "exec", "-T", "gateway-1", "cat", "/keys/local.key"], environment)
-            _serve(port, key.strip())
-        except BaseException:
-            subprocess.run([*compose, "logs"], env=environment, check=False)
-            raise
-        finally:
-            subprocess.run([*compose, "down", "--volumes", "--timeout", "10"], env=environment, check=False)
-        for kind in (["ps", "--all", "--format", "{{.Names}}"], ["volume", "ls", "--format", "{{.Name}}"]):
-            left = [name for name in _said(["podman", *kind], environment).split() if name.startswith("penstock_")]
+        script = Path(place) / "script.sh"
+        script.write_text(commands(DOCUMENT.read_text(), Path(place), port))
+        done = subprocess.run(
+            ["bash", str(script)],
+            env={**environment, "PENSTOCK_PORT": str(port)},
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        print(done.stdout)
+        assert done.returncode == 0, "a command of the document failed"
+        _check_turns([json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"worker"')])
+        for kind in ("ps --all --format {{.Names}}", "volume ls --format {{.Name}}", "network ls --format {{.Name}}"):
+            left = [name for name in said(["podman", *kind.split()], environment).split() if name.startswith(PROJECT)]
             assert not left, f"{left} are left"
         print("nothing is left")
     return 0
 
 
-def _build(environment: Mapping[str, str], place: Path) -> None:
-    """What pip needs on this host (wheels, certificates) is there while the image is made, and not in it."""
-    if subprocess.run(["podman", "image", "exists", _BASE], env=environment, check=False).returncode:
-        base = place / "base"
-        _run(["debootstrap", "--variant=minbase", "bookworm", str(base)], environment, quiet=True)
-        tar = place / "base.tar"
-        _run(["tar", "-C", str(base), "-cf", str(tar), "."], environment)
-        _run(["podman", "import", str(tar), _BASE], environment)
-    options = ["--isolation", "chroot", "--layers", "--tag", _IMAGE, "--build-arg", f"BASE={_BASE}"]
-    wheels, certificates = os.environ.get("PIP_FIND_LINKS"), os.environ.get("PIP_CERT")
-    if wheels:
-        options += ["--volume", f"{wheels}:/wheels:ro", "--build-arg", "PIP_FIND_LINKS=/wheels"]
-    if certificates:
-        options += ["--volume", f"{Path(certificates).parent}:/certificates:ro"]
-        options += ["--build-arg", f"PIP_CERT=/certificates/{Path(certificates).name}"]
-    _run(["buildah", "bud", *options, "--file", str(ROOT / "deploy" / "Dockerfile"), str(ROOT)], environment)
+def blocks(document: str, *languages: str) -> list[str]:
+    """The blocks of code in these languages, in order."""
+    found = re.findall(r"```(\w*)\n(.*?)```", document, flags=re.DOTALL)
+    return [text for language, text in found if language in languages]
 
 
-def _serve(port: int, key: str) -> None:
-    """Two turns of a session; the second one finds the first one's blocks."""
-    client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=key, max_retries=0)
-    deadline = time.monotonic() + _READY_S
-    while True:
-        try:
-            if client.models.list().data[0].model_extra["ready"]:  # type: ignore[index]
-                break
-        except Exception as error:
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"no client was served within {_READY_S:.0f} s") from error
-        time.sleep(1)
-    messages = [{"role": "user", "content": "Tell me about the weather. " * 40}]
-    cached = []
-    for _ in range(2):
-        answer = client.chat.completions.create(
-            model="penstock-mini",
-            messages=messages,  # type: ignore[arg-type]
-            max_tokens=32,
-            extra_headers={"x-session-affinity": "a-session"},
-        )
-        text = answer.choices[0].message.content or ""
-        assert text, "an answer has text"
-        assert answer.usage is not None and answer.usage.prompt_tokens_details is not None
-        cached.append(answer.usage.prompt_tokens_details.cached_tokens or 0)
-        messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "And tomorrow?"}]
-    print(f"cached tokens of the two turns: {cached}")
-    assert cached[1] > 100, "the second turn finds the blocks of the first"
+def commands(document: str, place: Path, port: int) -> str:
+    """All commands of the document, with this port and this Python, and the checks before what is first taken down. Its
+    Python is written to `place`."""
+    [turn] = blocks(document, "python")
+    program = place / "turn.py"
+    program.write_text(turn.replace("127.0.0.1:8000", f"127.0.0.1:{port}"))
+    python = shlex.quote(sys.executable)
+    text = "".join(blocks(document, "sh"))
+    text = text.replace(_DOWN, f"{python} -m loadtest.containers.checks\n{_DOWN}", 1)
+    text = text.replace("python turn.py", f"{python} {shlex.quote(str(program))}")
+    text = text.replace("127.0.0.1:8000", f"127.0.0.1:{port}")
+    return f"set -euxo pipefail\ntrap {shlex.quote(_END)} EXIT\n{text}"
+
+
+def _check_turns(turns: list[Turn]) -> None:
+    print("cached tokens of the turns by tier:", *turns)
+    assert len(turns) == max(_TURNS), f"{max(_TURNS)} turns are wanted"
+    for number, tier in _TURNS.items():
+        cached = turns[number - 1]
+        assert sum(cached.values()) > _LEAST, f"turn {number} finds the blocks of the turns before it: {cached}"
+        if tier:
+            assert cached[tier] > _LEAST, f"turn {number} finds them in {tier}: {cached}"
 
 
 def _free_port() -> int:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         return int(holder.getsockname()[1])
-
-
-def _run(command: list[str], environment: Mapping[str, str], *, quiet: bool = False) -> None:
-    print("+", *command, file=sys.stderr, flush=True)
-    subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL if quiet else None)
-
-
-def _said(command: list[str], environment: Mapping[str, str]) -> str:
-    return subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 if __name__ == "__main__":

@@ -69,15 +69,15 @@ async def checked_host(*, kernels: bool) -> list[Check]:
 def kernels_found() -> Finding:
     """Whether the kernels are compiled for this processor; nothing is compiled here."""
     try:
-        from penstock.engine.kernels.cpu.build import NotBuilt, file_name, instruction_sets, kernels_directory
+        from penstock.engine.kernels.cpu.build import NotBuilt, instruction_sets, present
     except ImportError:
         return Finding("kernels", True, "torch is not installed: no worker runs here")
     try:
-        path = kernels_directory() / file_name()
+        path = present()
     except NotBuilt as error:
         return Finding("kernels", False, str(error), "workers here compute with torch alone, which is slower")
     isa = instruction_sets()[0]
-    if path.exists():
+    if path:
         return Finding("kernels", True, f"compiled for this processor ({isa})")
     right = (
         "run `python -m penstock.engine.kernels.cpu.build`, with g++ or clang++; else the first worker compiles them"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import platform
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -101,3 +103,56 @@ def test_torch_computes_where_the_cache_is_not_ones_own(tmp_path):
     assert done.stdout.endswith("by torch\n")
     assert f"no C++ kernels, torch computes everything: {cache}: it" in done.stdout
     assert not mark.exists()
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """The library for this processor as an image has it: no compiler is there, and nothing was compiled yet."""
+    place = tmp_path / "prebuilt"
+    place.mkdir(mode=0o755)
+    shutil.copy(build.cached(build.kernels_directory()), place)
+    monkeypatch.setattr(build, "PREBUILT", place)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    return place / build.file_name()
+
+
+def test_what_was_installed_is_taken_without_a_compiler(installed, tmp_path):
+    assert build.present() == installed
+    build.library.__wrapped__()
+    assert not (tmp_path / "cache").exists()
+
+
+def test_what_was_installed_with_other_sources_or_flags_is_not(installed, monkeypatch):
+    monkeypatch.setattr(build, "_FLAGS", [*build._FLAGS, "-DOTHER"])
+    assert build.present() is None
+    with pytest.raises(build.NotBuilt, match=r"no C\+\+ compiler"):
+        build.library.__wrapped__()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may install for others")
+def test_what_root_installed_serves_all_users_but_nothing_else_of_root(installed, tmp_path, monkeypatch):
+    own = tmp_path / "own"
+    own.mkdir(mode=0o700)
+    shutil.copy(installed, own)
+    monkeypatch.setattr(os, "geteuid", lambda: NOBODY)
+    build.load(installed)
+    with pytest.raises(build.NotBuilt, match="belongs to user 0, not to user"):
+        build.load(own / installed.name)
+
+
+@pytest.mark.parametrize("place", ["directory", "file"])
+def test_what_another_user_put_there_is_refused(installed, place, monkeypatch):
+    give_away(installed.parent if place == "directory" else installed, monkeypatch)
+    with pytest.raises(build.NotBuilt, match="belongs to user"):
+        build.library.__wrapped__()
+
+
+def test_every_instruction_set_is_installed_for_every_user(tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "PREBUILT", tmp_path / "prebuilt")
+    monkeypatch.setattr(build, "_compile", lambda compiler, target, path: path.write_bytes(b""))
+    made = build.prebuild()
+    sets = [path.name.split("-")[0] for path in made]
+    assert sets == list(build._TARGETS[platform.machine()]) and {*build.instruction_sets()} <= {*sets}
+    assert [path.stat().st_mode & 0o777 for path in (tmp_path / "prebuilt", *made)] == [0o755] * (len(made) + 1)

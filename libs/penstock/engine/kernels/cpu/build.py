@@ -1,8 +1,9 @@
-"""Compiles the C++ sources once per machine and instruction set, and keeps the result.
+"""Compiles the C++ sources once per machine and instruction set, and keeps the result; or all instruction sets beside
+the sources, for an image that has no compiler.
 
 The library needs only the C++ runtime. No header of torch or Python is compiled in, so one build serves every version
 of both and takes seconds. It is kept in a file and a directory that only this user can write; otherwise it is not
-loaded, and torch computes.
+loaded, and torch computes. Beside the sources root may have put it as well, as it did the sources.
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from pathlib import Path
 
 import torch
@@ -25,6 +29,8 @@ from penstock.runtime.caches import cache_directory
 from penstock.runtime.private import locked, open_directory, open_file
 
 _HERE = Path(__file__).parent
+PREBUILT = _HERE / "prebuilt"
+"""Libraries that were installed with the sources. Their names hold a digest of these, so others are not found."""
 _COMPILED = sorted(path.name for path in _HERE.glob("*.cpp"))
 _SOURCES = [*sorted(path.name for path in _HERE.glob("*.h")), *_COMPILED]
 _WARNINGS = "-Wall -Wextra -Wno-psabi -Wno-maybe-uninitialized -Wno-uninitialized"
@@ -78,18 +84,36 @@ def library(isa: str = "") -> ctypes.CDLL:
     """The library for an instruction set, by default the best one; it is compiled if it is not there yet. Its functions
     have the types that layout.py gives them. Raises NotBuilt."""
     try:
-        return load(cached(kernels_directory(), isa))
+        return load(present(isa) or cached(kernels_directory(), isa))
     except OSError as error:
         raise NotBuilt(str(error)) from None
 
 
+def present(isa: str = "") -> Path | None:
+    """The library for an instruction set if it is there: as it was installed, else as this user has compiled it."""
+    name = file_name(isa)
+    return next((path for path in (PREBUILT / name, kernels_directory() / name) if path.exists()), None)
+
+
+def prebuild() -> list[Path]:
+    """Compiles the library of every instruction set of this architecture into PREBUILT, for every user to load."""
+    compiler, sets = _compiler(), list(_TARGETS.get(platform.machine(), ()))
+    made = [PREBUILT / file_name(isa) for isa in sets]
+    with locked(PREBUILT), ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(_compile, repeat(compiler), map(_target, sets), made))
+    for path in (PREBUILT, *made):
+        path.chmod(0o755)
+    return made
+
+
 def load(path: Path) -> ctypes.CDLL:
-    """Loads the library from a file in a private directory. Raises NotBuilt when it cannot be trusted, or was built
-    with another layout."""
+    """Loads the library from a file in a private directory, or in PREBUILT. Raises NotBuilt when it cannot be trusted,
+    or was built with another layout."""
+    roots = path.parent == PREBUILT
     try:
-        directory = open_directory(path.parent)
+        directory = open_directory(path.parent, roots=roots)
         try:
-            file = open_file(path.name, os.O_RDONLY, directory, path.parent)
+            file = open_file(path.name, os.O_RDONLY, directory, path.parent, roots=roots)
         finally:
             os.close(directory)
         # This loads the file that was checked, whatever is at the path by now. The descriptor stays open, because the
@@ -119,9 +143,7 @@ def cached(directory: Path, isa: str = "") -> Path:
     try:
         if path.exists():
             return path
-        compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
-        if compiler is None:
-            raise NotBuilt("there is no C++ compiler (g++ or clang++)")
+        compiler = _compiler()
         with locked(directory):
             if not path.exists():
                 _compile(compiler, target, path)
@@ -137,6 +159,13 @@ def file_name(isa: str = "") -> str:
     for name in _SOURCES:
         digest.update((_HERE / name).read_bytes())
     return f"{isa}-{digest.hexdigest()[:24]}.so"
+
+
+def _compiler() -> str:
+    found = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    if found is None:
+        raise NotBuilt("there is no C++ compiler (g++ or clang++)")
+    return found
 
 
 def _best() -> str:
@@ -177,4 +206,4 @@ def _reason(error: OSError, path: Path) -> str:
 
 
 if __name__ == "__main__":
-    print(cached(kernels_directory()))
+    print(*(prebuild() if sys.argv[1:] == ["--all"] else [cached(kernels_directory())]), sep="\n")
