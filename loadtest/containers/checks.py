@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from loadtest.containers.engine import PROJECT, said
 
 _HEALTHY = ("redis", "router", "kvstore", "draft", "prefill", "decode", "gateway")
+_HEALTHY_S = 60.0
 _LIGHT = ("router", "kvstore", "gateway")
 _WORKERS = ("draft", "prefill", "decode")
 _KERNELS = (
@@ -23,7 +25,7 @@ def main() -> int:
     """Returns 0; else an assertion says what is wrong."""
     environment = dict(os.environ)
     for service in _HEALTHY:
-        assert _status(["podman", "healthcheck", "run", _name(service)], environment) == 0, f"{service} is not healthy"
+        _wait_for_health(service, environment)
     for service in (*_LIGHT, *_WORKERS):
         _check_hardened(service, environment)
     for service in _LIGHT:
@@ -36,6 +38,19 @@ def main() -> int:
         assert attached and all(line["mapped"] for line in attached), f"{service} streams: {attached}"
     print("healthy, hardened, light; the store's memory is mapped")
     return 0
+
+
+def _wait_for_health(service: str, environment: Mapping[str, str]) -> None:
+    deadline = time.monotonic() + _HEALTHY_S
+    while True:
+        command = ["podman", "healthcheck", "run", _name(service)]
+        done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
+        if done.returncode == 0:
+            return
+        reason = f"{service} is not healthy: {done.stdout}{done.stderr}"
+        print(reason, file=sys.stderr)
+        assert time.monotonic() < deadline, reason
+        time.sleep(1)
 
 
 def _check_hardened(service: str, environment: Mapping[str, str]) -> None:

@@ -16,6 +16,7 @@ import tempfile
 from pathlib import Path
 
 from loadtest.containers.engine import PROJECT, ROOT, build, docker, said, why_not
+from loadtest.containers.sizes import MOST_MB, sizes
 
 DOCUMENT = ROOT / "docs" / "containers.md"
 _DOWN = "docker compose down"
@@ -41,6 +42,8 @@ def main() -> int:
         return 2
     with docker() as environment, tempfile.TemporaryDirectory() as place:
         build(environment)
+        for name, size in sizes(environment).items():
+            assert size < MOST_MB[name], f"{name} is {size}, more than {MOST_MB[name]}"
         port = _free_port()
         script = Path(place) / "script.sh"
         script.write_text(commands(DOCUMENT.read_text(), Path(place), port))

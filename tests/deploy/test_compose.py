@@ -178,7 +178,7 @@ def test_grafana_finds_its_sources_and_boards_where_they_are_mounted() -> None:
     sources = yaml.safe_load((provisioning / "datasources/penstock.yaml").read_text())["datasources"]
     assert {re.sub(r"https?://|:\d+", "", source["url"]) for source in sources} <= SERVICES.keys()
     [boards] = yaml.safe_load((provisioning / "dashboards/penstock.yaml").read_text())["providers"]
-    assert f"./grafana:{boards['options']['path']}:ro" in SERVICES["grafana"]["volumes"]
+    assert f"./grafana/boards:{boards['options']['path']}:ro" in SERVICES["grafana"]["volumes"]
 
 
 def test_what_is_copied_into_the_image_is_let_into_the_build() -> None:
