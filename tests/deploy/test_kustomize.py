@@ -44,8 +44,8 @@ def test_many_nodes() -> None:
     there = pods(built)
     replicas = {name: pod.workload["spec"]["replicas"] for name, pod in there.items()}
     assert replicas == {"penstock-gateway": 3, "penstock-router": 2, "penstock-prefill": 4, "penstock-decode": 8}
-    images = {each["image"].rpartition(":")[0] for pod in there.values() for each in pod.containers}
-    assert images == {"registry.example/penstock", "registry.example/penstock-light"}
+    images = {each["image"] for pod in there.values() for each in pod.containers}
+    assert images == {"registry.example/penstock:worker", "registry.example/penstock:light"}
     for name in ("gateway", "router"):
         names = [each["name"] for each in there[f"penstock-{name}"].spec["containers"][0]["env"]]
         composed = [each for each in names if each.startswith("PENSTOCK_")]
