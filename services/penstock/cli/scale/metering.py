@@ -1,0 +1,102 @@
+"""Makes rates of counts: what has come since the last look, and how much of it a request brings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from penstock.cli.scale.decision import MeshSeen, WorkerSeen, WorkRole
+from penstock.cli.scale.needs import WorkerPace
+
+_HALF_LIFE_S = 60.0
+"""Of what is believed of the length of prompts and answers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshCounts:
+    """One reading of a mesh; counts are those since its start, and may begin anew."""
+
+    at: float
+    arrived: float
+    """Requests."""
+    answered: float
+    """Those that have ended."""
+    computed_tokens: float
+    """Of prompts."""
+    answer_tokens: float
+    queued_tokens: float
+    """Of prompts, at workers."""
+    held: float
+    """Requests that the router holds back."""
+    sequences: float
+    kv_used: float
+    pace: WorkerPace
+    workers: Sequence[WorkerSeen]
+    starting: Mapping[WorkRole, int]
+    judged: int = 0
+    ttft_met: float = 1.0
+    itl_met: float = 1.0
+    can_add: bool = True
+
+
+class _Length:
+    """Tokens of a request, in the mean of late ones."""
+
+    def __init__(self) -> None:
+        self._tokens = self._requests = 0.0
+
+    def add(self, tokens: float, requests: float, seconds: float) -> None:
+        """So many were seen within so many seconds."""
+        kept = 0.5 ** (seconds / _HALF_LIFE_S)
+        self._tokens = self._tokens * kept + max(0.0, tokens)
+        self._requests = self._requests * kept + max(0.0, requests)
+
+    @property
+    def mean(self) -> float:
+        """0: nothing was seen."""
+        return self._tokens / self._requests if self._requests > 1e-6 else 0.0
+
+
+class LoadMeter:
+    """Owner of the last reading."""
+
+    def __init__(self) -> None:
+        self._last: MeshCounts | None = None
+        self._waited_tokens = 0.0
+        self._prompt, self._answer = _Length(), _Length()
+
+    def look(self, now: MeshCounts) -> MeshSeen | None:
+        """What has come since the last reading; None at the first."""
+        last, self._last = self._last, now
+        seconds = 0.0 if last is None else now.at - last.at
+        if last is None or seconds <= 0:
+            self._waited_tokens = now.queued_tokens
+            return None
+        arrived = _more(now.arrived, last.arrived)
+        placed = _more(now.computed_tokens, last.computed_tokens) + now.queued_tokens - last.queued_tokens
+        self._prompt.add(placed, arrived - (now.held - last.held), seconds)
+        self._answer.add(_more(now.answer_tokens, last.answer_tokens), _more(now.answered, last.answered), seconds)
+        waiting = now.queued_tokens + now.held * self._prompt.mean
+        came = _more(now.computed_tokens, last.computed_tokens) + waiting - self._waited_tokens
+        self._waited_tokens = waiting
+        return MeshSeen(
+            at=now.at,
+            requests_per_s=arrived / seconds,
+            prompt_tokens_per_s=max(0.0, came) / seconds,
+            answer_tokens_per_s=arrived * self._answer.mean / seconds,
+            backlog_tokens=waiting,
+            sequences=now.sequences,
+            kv_used=now.kv_used,
+            pace=now.pace,
+            workers=now.workers,
+            starting=now.starting,
+            judged=now.judged,
+            ttft_met=now.ttft_met,
+            itl_met=now.itl_met,
+            can_add=now.can_add,
+        )
+
+
+def _more(now: float, before: float) -> float:
+    """What a count has grown by; one that began anew has grown from 0."""
+    return now - before if now >= before else now
