@@ -239,6 +239,22 @@ def batch(options: Options = None) -> None:
 
 
 @app.command
+def scale(options: Options = None, *, trace: list[Path] | None = None) -> None:
+    """The planner of `penstock scale` beside the best split of workers that stay, and beside an autoscaler by
+    utilisation: worker time and requests within their targets, before modelled workers that take time to start.
+
+    Parameters
+    ----------
+    trace:
+        Workloads as `penstock simulate` reads them, or CSV files of lengths as Azure publishes them. Default: two
+        made-up ones, and two of those in loadtest/traces.
+    """
+    from penstock.bench.scale import measure
+
+    _run(lambda quick: measure(quick, trace or ()), options)
+
+
+@app.command
 def paired(other: Path, name: str, *, rounds: int = 3, quick: bool = False, json: bool = False) -> None:
     """A bench here and in another checkout, in turns: the ratio of each figure, here : there.
 

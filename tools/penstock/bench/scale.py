@@ -1,0 +1,168 @@
+"""The planner of `penstock scale` beside meshes that stay as they are, and beside an autoscaler by utilisation.
+
+Everything is simulated, with the router's and the planner's own code: a made-up time, so the figures are the same on
+any machine. For each workload the fewest workers of fixed roles are searched at which enough requests meet their
+targets, and of these the best split; then the planner serves the same requests, beginning with as few as it may have.
+Its workers count from their order on, so the time in which they start, and in which they drain, is worker time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from penstock.bench.harness import BenchReport, Figure, figure, missing
+from penstock.cli.scale.decision import ScaleKnobs
+from penstock.cli.scale.needs import SloTargets
+from penstock.router.workers import StepCost
+from penstock.simulator.capacity import CapacitySearch, Slo, Tried
+from penstock.simulator.controllers import PlannerController, UtilisationController
+from penstock.simulator.scaling import Controller, ScaledSimulation, ScalingSetup
+from penstock.simulator.simulation import SimulatedMesh, Simulation
+from penstock.simulator.waves import WavePhase, wave
+from penstock.simulator.workers import WorkerModel
+from penstock.traces.reading import Trace, load, load_lengths
+from penstock.traces.shaping import copied, overlaid, paced
+
+_TRACES = Path(__file__).parents[3] / "loadtest" / "traces"
+_GOOD = 0.95
+"""Of all requests are to meet their targets in the mesh that stays."""
+_PLANNED = 0.98
+"""What the planner is told to reach: what it misses while workers start has to be made up for."""
+_LESS = 0.8
+"""Goal: so much of the worker time of the mesh that stays."""
+_MOST = 32
+"""Workers of a role."""
+_START_S = 20.0
+MODEL = WorkerModel(prefill_rate=5000.0, step=StepCost(0.02, 0.0008, 2e-8))
+MESH = SimulatedMesh(model=MODEL, per_host=1 << 20, store_blocks=50_000)
+"""One store, which stays: what scales is workers."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleWorkload:
+    """Requests, and what they are to have."""
+
+    name: str
+    trace: Trace
+    slo: Slo
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """How a workload was served."""
+
+    met: float
+    """Share of the requests that met their targets."""
+    workers: float
+    """In the mean, from the first request until the last."""
+
+
+def square(periods: int) -> Trace:
+    """Five minutes of little, five minutes of six times as much."""
+    shape = {"seconds": 300.0, "prompt": 4000.0, "answer": 200.0}
+    return wave("square", [WavePhase(per_s=1, **shape), WavePhase(per_s=6, **shape)], periods)
+
+
+def seesaw(periods: int) -> Trace:
+    """Five minutes of long prompts with short answers, five minutes of the opposite."""
+    reading = WavePhase(seconds=300, per_s=4, prompt=6000, answer=60)
+    writing = WavePhase(seconds=300, per_s=4, prompt=600, answer=1200)
+    return wave("seesaw", [reading, writing], periods)
+
+
+def workloads(quick: bool, traces: Sequence[Path]) -> list[ScaleWorkload]:
+    """Made-up ones and recorded ones. Raises TraceError."""
+    slo, periods = Slo(ttft_s=4.0, itl_s=0.06), 2 if quick else 8
+    if traces:
+        read = [load_lengths(path) if ".csv" in path.name else load(path) for path in traces]
+        return [ScaleWorkload(one.name, one, slo) for one in read]
+    found = [ScaleWorkload("square", square(periods), slo), ScaleWorkload("seesaw", seesaw(periods), slo)]
+    if not quick:
+        agents = copied(paced(overlaid(load(_TRACES / "swe_agents.jsonl.gz")), 1800.0), 12)
+        found.append(ScaleWorkload("agents", agents, slo))
+        found.append(
+            ScaleWorkload("conversation", load(_TRACES / "conversation.jsonl.gz"), Slo(ttft_s=8.0, itl_s=0.06))
+        )
+    return found
+
+
+def best_static(load: ScaleWorkload) -> Tried | None:
+    """The fewest workers of fixed roles at which enough requests meet their targets; None: more than are allowed."""
+    return CapacitySearch(MESH, _GOOD, lambda mesh: static(load, mesh).met, 2 * _MOST, apart=True).run()
+
+
+def static(load: ScaleWorkload, mesh: SimulatedMesh) -> Scaled:
+    """Served by workers that stay as they are."""
+    result = Simulation(mesh, load.trace).run()
+    return Scaled(load.slo.share(result), mesh.prefill + mesh.decode)
+
+
+def scaled(load: ScaleWorkload, controller: Controller, start_s: float = _START_S) -> Scaled:
+    """Served by one prefill and one decode worker at first, and whoever the controller has beside them."""
+    setup = ScalingSetup(slo=load.slo, start_s=start_s)
+    simulation = ScaledSimulation(replace(MESH, prefill=1, decode=1), load.trace, setup, controller)
+    result = simulation.run()
+    until = load.trace.asks[-1].at
+    return Scaled(load.slo.share(result), simulation.worker_s(until) / until)
+
+
+def knobs(load: ScaleWorkload, start_s: float = _START_S) -> ScaleKnobs:
+    """The planner's defaults, and the workload's targets."""
+    targets = SloTargets(ttft_s=load.slo.ttft_s, itl_s=load.slo.itl_s, share=_PLANNED)
+    return ScaleKnobs(
+        targets=targets,
+        least={"prefill": 1, "decode": 1},
+        most={"prefill": _MOST, "decode": _MOST},
+        start_s=start_s,
+    )
+
+
+def planned(load: ScaleWorkload, start_s: float = _START_S) -> Scaled:
+    """Served as `penstock scale` would have it."""
+    return scaled(load, PlannerController(knobs(load, start_s)), start_s)
+
+
+async def measure(quick: bool, traces: Sequence[Path] = ()) -> BenchReport:
+    """All workloads. Raises TraceError."""
+    found: list[Figure] = []
+    times, met = [], []
+    for load in workloads(quick, traces):
+        best = best_static(load)
+        if best is None:
+            found.append(missing(f"planner_worker_time_vs_static_{load.name}", "ratio", "no static mesh is enough"))
+            continue
+        own, other = planned(load), scaled(load, UtilisationController(load.slo.itl_s, _MOST))
+        times.append(own.workers / best.workers)
+        met.append(own.met / best.good)
+        found += _of_one(load.name, own, best, other)
+    against = "the best static split, the median of all workloads"
+    head = [
+        figure("planner_worker_time_vs_static", times, "ratio", against, _LESS, lower_is_better=True),
+        figure("planner_slo_attainment", met, "ratio", against, 1.0),
+    ]
+    return BenchReport("scale", [*head, *found], simulated=True)
+
+
+def _of_one(name: str, own: Scaled, best: Tried, other: Scaled) -> list[Figure]:
+    mesh, against = best.mesh, f"{best.mesh.prefill} prefill and {best.mesh.decode} decode workers"
+    ratios = (
+        ("planner_worker_time_vs_static", own.workers / best.workers, _LESS, True),
+        ("planner_slo_attainment", own.met / best.good, 1.0, False),
+    )
+    shown: Sequence[tuple[str, float, str]] = (
+        ("static_workers", mesh.prefill + mesh.decode, "workers"),
+        ("static_met", best.good, "ratio"),
+        ("planner_workers", own.workers, "workers"),
+        ("planner_met", own.met, "ratio"),
+        ("utilisation_workers", other.workers, "workers"),
+        ("utilisation_met", other.met, "ratio"),
+    )
+    return [
+        *(
+            figure(f"{id}_{name}", [value], "ratio", against, goal, lower_is_better=lower)
+            for id, value, goal, lower in ratios
+        ),
+        *(figure(f"{id}_{name}", [value], unit, "for scale") for id, value, unit in shown),
+    ]
