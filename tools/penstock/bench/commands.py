@@ -239,19 +239,25 @@ def batch(options: Options = None) -> None:
 
 
 @app.command
-def scale(options: Options = None, *, trace: list[Path] | None = None) -> None:
+def scale(
+    options: Options = None,
+    *,
+    workload: list[Literal["square", "seesaw", "agents", "conversation"]] | None = None,
+    trace: list[Path] | None = None,
+) -> None:
     """The planner of `penstock scale` beside the best split of workers that stay, and beside an autoscaler by
     utilisation: worker time and requests within their targets, before modelled workers that take time to start.
 
     Parameters
     ----------
+    workload:
+        Only these. Default: all.
     trace:
-        Workloads as `penstock simulate` reads them, or CSV files of lengths as Azure publishes them. Default: two
-        made-up ones, and two of those in loadtest/traces.
+        Instead of them, workloads as `penstock simulate` reads them, or CSV files of lengths as Azure publishes them.
     """
     from penstock.bench.scale import measure
 
-    _run(lambda quick: measure(quick, trace or ()), options)
+    _run(lambda quick: measure(quick, workload or (), trace or ()), options)
 
 
 @app.command

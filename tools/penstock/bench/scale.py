@@ -8,7 +8,7 @@ Its workers count from their order on, so the time in which they start, and in w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -60,57 +60,66 @@ class Scaled:
 
 
 def square(periods: int) -> Trace:
-    """Five minutes of little, five minutes of six times as much."""
-    shape = {"seconds": 300.0, "prompt": 4000.0, "answer": 200.0}
-    return wave("square", [WavePhase(per_s=1, **shape), WavePhase(per_s=6, **shape)], periods)
+    """Five minutes of little, five minutes of eight times as much."""
+    little = WavePhase(seconds=300, per_s=0.75, prompt=8000, answer=300)
+    return wave("square", [little, replace(little, per_s=6.0)], periods)
 
 
 def seesaw(periods: int) -> Trace:
     """Five minutes of long prompts with short answers, five minutes of the opposite."""
-    reading = WavePhase(seconds=300, per_s=4, prompt=6000, answer=60)
-    writing = WavePhase(seconds=300, per_s=4, prompt=600, answer=1200)
+    reading = WavePhase(seconds=300, per_s=4, prompt=8000, answer=100)
+    writing = WavePhase(seconds=300, per_s=4, prompt=800, answer=1600)
     return wave("seesaw", [reading, writing], periods)
 
 
-def workloads(quick: bool, traces: Sequence[Path]) -> list[ScaleWorkload]:
-    """Made-up ones and recorded ones. Raises TraceError."""
-    slo, periods = Slo(ttft_s=4.0, itl_s=0.06), 2 if quick else 8
+def _recorded(name: str) -> Trace:
+    return load(_TRACES / f"{name}.jsonl.gz")
+
+
+_SLO = Slo(ttft_s=8.0, itl_s=0.06)
+WORKLOADS: Mapping[str, Callable[[int], Trace]] = {
+    "square": square,
+    "seesaw": seesaw,
+    "agents": lambda periods: copied(paced(overlaid(_recorded("swe_agents")), 1800.0), 3 * periods),
+    "conversation": lambda periods: _recorded("conversation"),
+}
+"""By name; the number of periods is that of the made-up ones."""
+
+
+def workloads(quick: bool, names: Sequence[str], traces: Sequence[Path]) -> Iterator[ScaleWorkload]:
+    """Those that are named, else all; with `traces` these instead. Raises TraceError."""
     if traces:
-        read = [load_lengths(path) if ".csv" in path.name else load(path) for path in traces]
-        return [ScaleWorkload(one.name, one, slo) for one in read]
-    found = [ScaleWorkload("square", square(periods), slo), ScaleWorkload("seesaw", seesaw(periods), slo)]
-    if not quick:
-        agents = copied(paced(overlaid(load(_TRACES / "swe_agents.jsonl.gz")), 1800.0), 12)
-        found.append(ScaleWorkload("agents", agents, slo))
-        found.append(
-            ScaleWorkload("conversation", load(_TRACES / "conversation.jsonl.gz"), Slo(ttft_s=8.0, itl_s=0.06))
-        )
-    return found
+        for path in traces:
+            read = load_lengths(path) if ".csv" in path.name else load(path)
+            yield ScaleWorkload(read.name, read, _SLO)
+        return
+    for name in names or WORKLOADS:
+        yield ScaleWorkload(name, WORKLOADS[name](1 if quick else 4), _SLO)
 
 
-def best_static(load: ScaleWorkload) -> Tried | None:
+def best_static(work: ScaleWorkload) -> Tried | None:
     """The fewest workers of fixed roles at which enough requests meet their targets; None: more than are allowed."""
-    return CapacitySearch(MESH, _GOOD, lambda mesh: static(load, mesh).met, 2 * _MOST, apart=True).run()
+    return CapacitySearch(MESH, _GOOD, lambda mesh: static(work, mesh).met, 2 * _MOST, apart=True).run()
 
 
-def static(load: ScaleWorkload, mesh: SimulatedMesh) -> Scaled:
+def static(work: ScaleWorkload, mesh: SimulatedMesh) -> Scaled:
     """Served by workers that stay as they are."""
-    result = Simulation(mesh, load.trace).run()
-    return Scaled(load.slo.share(result), mesh.prefill + mesh.decode)
+    result = Simulation(mesh, work.trace).run()
+    return Scaled(work.slo.share(result), mesh.prefill + mesh.decode)
 
 
-def scaled(load: ScaleWorkload, controller: Controller, start_s: float = _START_S) -> Scaled:
+def scaled(work: ScaleWorkload, controller: Controller, start_s: float = _START_S) -> Scaled:
     """Served by one prefill and one decode worker at first, and whoever the controller has beside them."""
-    setup = ScalingSetup(slo=load.slo, start_s=start_s)
-    simulation = ScaledSimulation(replace(MESH, prefill=1, decode=1), load.trace, setup, controller)
+    setup = ScalingSetup(slo=work.slo, start_s=start_s)
+    simulation = ScaledSimulation(replace(MESH, prefill=1, decode=1), work.trace, setup, controller)
     result = simulation.run()
-    until = load.trace.asks[-1].at
-    return Scaled(load.slo.share(result), simulation.worker_s(until) / until)
+    until = work.trace.asks[-1].at
+    return Scaled(work.slo.share(result), simulation.worker_s(until) / until)
 
 
-def knobs(load: ScaleWorkload, start_s: float = _START_S) -> ScaleKnobs:
+def knobs(work: ScaleWorkload, start_s: float = _START_S) -> ScaleKnobs:
     """The planner's defaults, and the workload's targets."""
-    targets = SloTargets(ttft_s=load.slo.ttft_s, itl_s=load.slo.itl_s, share=_PLANNED)
+    targets = SloTargets(ttft_s=work.slo.ttft_s, itl_s=work.slo.itl_s, share=_PLANNED)
     return ScaleKnobs(
         targets=targets,
         least={"prefill": 1, "decode": 1},
@@ -119,24 +128,24 @@ def knobs(load: ScaleWorkload, start_s: float = _START_S) -> ScaleKnobs:
     )
 
 
-def planned(load: ScaleWorkload, start_s: float = _START_S) -> Scaled:
+def planned(work: ScaleWorkload, start_s: float = _START_S) -> Scaled:
     """Served as `penstock scale` would have it."""
-    return scaled(load, PlannerController(knobs(load, start_s)), start_s)
+    return scaled(work, PlannerController(knobs(work, start_s)), start_s)
 
 
-async def measure(quick: bool, traces: Sequence[Path] = ()) -> BenchReport:
-    """All workloads. Raises TraceError."""
+async def measure(quick: bool, names: Sequence[str] = (), traces: Sequence[Path] = ()) -> BenchReport:
+    """All workloads, or those that are named. Raises TraceError."""
     found: list[Figure] = []
     times, met = [], []
-    for load in workloads(quick, traces):
-        best = best_static(load)
+    for work in workloads(quick, names, traces):
+        best = best_static(work)
         if best is None:
-            found.append(missing(f"planner_worker_time_vs_static_{load.name}", "ratio", "no static mesh is enough"))
+            found.append(missing(f"planner_worker_time_vs_static_{work.name}", "ratio", "no static mesh is enough"))
             continue
-        own, other = planned(load), scaled(load, UtilisationController(load.slo.itl_s, _MOST))
+        own, other = planned(work), scaled(work, UtilisationController(work.slo.itl_s, _MOST))
         times.append(own.workers / best.workers)
         met.append(own.met / best.good)
-        found += _of_one(load.name, own, best, other)
+        found += _of_one(work.name, own, best, other)
     against = "the best static split, the median of all workloads"
     head = [
         figure("planner_worker_time_vs_static", times, "ratio", against, _LESS, lower_is_better=True),

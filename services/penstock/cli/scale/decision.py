@@ -32,8 +32,9 @@ ActionKind = Literal["undrain", "flip", "add", "drain", "remove"]
 _STRAINED = 1.15
 """How much more load is planned for after targets were missed with as many workers as the plan wanted."""
 _MOST_STRAIN = 2.0
-_RELAXED = 0.9997
-"""What is left of that after each second in which they are met."""
+_RELAXED_S = 6 * 3600.0
+"""After so many seconds in which they are met, half of that is left: long, as who gives the worker back too soon needs
+it again."""
 JUDGED_S = 60.0
 """Requests that ended within so many seconds say whether targets are met."""
 _ENOUGH = 20
@@ -205,7 +206,7 @@ def _strain(
         if mesh.judged < _ENOUGH or not wants:
             continue
         if met >= knobs.targets.share:
-            strain[role] = 1 + (strain[role] - 1) * _RELAXED ** max(0.0, passed_s)
+            strain[role] = 1 + (strain[role] - 1) * 0.5 ** (max(0.0, passed_s) / _RELAXED_S)
         elif _settled(mesh, memory, knobs, role):
             strain[role] = min(_MOST_STRAIN, strain[role] * _STRAINED)
             since[role] = mesh.at

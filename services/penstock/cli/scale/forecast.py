@@ -18,8 +18,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-_LATEST = 3
-"""Looks that are compared with those before them."""
+_LATEST = (2, 4, 8)
+"""Looks that are compared with those before them: a great change shows soon, a small one later."""
+_SMOOTH = 3
+"""Looks that are averaged of earlier periods."""
 _SURE = 3.0
 _SPREAD = 2.0
 """Variance of the work of a request, in squares of its mean."""
@@ -58,7 +60,7 @@ def seen(history: LoadHistory, work: float, requests: float, looks: int = 1) -> 
         (*history.requests, *[requests] * looks)[-_KEPT:],
         min(history.steady + looks, _LONGEST),
     )
-    return replace(history, steady=min(history.steady, _LATEST)) if _changed(history) else history
+    return replace(history, steady=_alike(history))
 
 
 def level(history: LoadHistory) -> float:
@@ -67,17 +69,21 @@ def level(history: LoadHistory) -> float:
     return sum(latest) / max(1, len(latest))
 
 
-def _changed(history: LoadHistory) -> bool:
-    """Whether the last looks are others than those before them by more than chance."""
-    before = history.steady - _LATEST
-    if before < 1:
-        return False
+def _alike(history: LoadHistory) -> int:
+    """Looks until the last change: all that were alike, or so many last ones as differ from those before them by more
+    than chance."""
+    for latest in _LATEST:
+        before = history.steady - latest
+        if before >= latest and _differ(history, latest, before):
+            return latest
+    return history.steady
+
+
+def _differ(history: LoadHistory, latest: int, before: int) -> bool:
     work, requests = history.work[-history.steady :], history.requests[-history.steady :]
-    mean, each = sum(work[:before]) / before, sum(requests[:before]) / before
-    off = abs(sum(work[before:]) / _LATEST - mean)
-    expected = max(each, sum(requests[before:]) / _LATEST, 1e-9)
-    size = max(mean, sum(work[before:]) / _LATEST) / expected
-    deviation: float = size * (expected * (1 + _SPREAD) * (1 / _LATEST + 1 / before)) ** 0.5
+    off = abs(sum(work[before:]) / latest - sum(work[:before]) / before)
+    each, size = sum(requests) / len(requests), sum(work) / max(1e-9, sum(requests))
+    deviation: float = size * (each * (1 + _SPREAD) * (1 / latest + 1 / before)) ** 0.5
     return off > _SURE * deviation
 
 
@@ -118,7 +124,8 @@ def _seasonal(history: LoadHistory, period: int, looks: int) -> float:
     """The most within the next `looks`, by the mean of the last periods, each point of it smoothed."""
     work = np.asarray(history.work)
     periods = min(_PERIODS, len(work) // period)
-    at = len(work) - period * np.arange(1, periods + 1)[:, None] + np.arange(-_LATEST // 2, min(looks, period))[None, :]
+    ahead = np.arange(-(_SMOOTH // 2), min(looks, period))
+    at = len(work) - period * np.arange(1, periods + 1)[:, None] + ahead[None, :]
     expected = np.where(at >= 0, work[np.clip(at, 0, len(work) - 1)], 0.0).mean(axis=0)
-    smooth = np.convolve(expected, np.ones(_LATEST) / _LATEST, mode="valid") if len(expected) >= _LATEST else expected
+    smooth = np.convolve(expected, np.ones(_SMOOTH) / _SMOOTH, mode="valid") if len(expected) >= _SMOOTH else expected
     return float(smooth.max())
