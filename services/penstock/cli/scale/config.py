@@ -60,7 +60,7 @@ class ScaleConfig:
     """Seconds between two looks at the mesh."""
     start_s: float = 30.0
     """Seconds that a new worker takes to be ready: so far ahead the load is predicted."""
-    down_after_s: float = 90.0
+    down_after_s: float = 60.0
     """Seconds for which fewer workers of a role must have been enough before one is drained."""
     flip_after_s: float = 15.0
     """Likewise before one changes to the other role, where that lacks some."""

@@ -54,7 +54,7 @@ class ScaleKnobs:
     """Between two looks."""
     start_s: float = 30.0
     """Until a new worker is ready."""
-    down_after_s: float = 90.0
+    down_after_s: float = 60.0
     flip_after_s: float = 15.0
     cool_s: float = 60.0
 
