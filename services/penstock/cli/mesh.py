@@ -290,7 +290,8 @@ def added_worker(
     cores of its own, and nobody forks it. `store` is the address of its store, `host` that one's host; both may be
     empty. Raises ConfigError for an unusable model."""
     directory = model_directory("model", options.models[0])
-    own = ("--address", address, "--model", str(directory), "--model-name", options.names[0], "--draft", "none")
+    own: tuple[str, ...] = ("--address", address, "--model", str(directory), "--model-name", options.names[0])
+    own += ("--draft", "none")
     own += ("--host-id", host) if host else ()
     child = _child(options, role, _WORKERS, *_worker_arguments(options.engine, routers, store), *own)
     return replace(child, name=name, imports="")

@@ -92,7 +92,7 @@ class CapacitySearch:
 
     def _best(self, workers: int) -> Tried:
         """Of all splits of so many workers, the one for all among them."""
-        together = () if self._apart else (self._try(0, 0, workers),)
+        together = [] if self._apart else [self._try(0, 0, workers)]
         if workers < 2:
             return together[0]
         low, high = 1, workers - 1

@@ -184,6 +184,7 @@ def decide(mesh: MeshSeen, memory: ScaleMemory, knobs: ScaleKnobs) -> tuple[Scal
 def _remembered(mesh: MeshSeen, memory: ScaleMemory, knobs: ScaleKnobs) -> ScaleMemory:
     passed = mesh.at - memory.at
     looks = 1 if passed == inf else max(1, round(passed / knobs.every_s))
+    memory = _strained(mesh, memory, knobs, min(passed, knobs.every_s * looks))
     return replace(
         memory,
         at=mesh.at,
@@ -191,26 +192,23 @@ def _remembered(mesh: MeshSeen, memory: ScaleMemory, knobs: ScaleKnobs) -> Scale
         answers=seen(memory.answers, mesh.answer_tokens_per_s, mesh.requests_per_s * knobs.every_s, looks),
         sequences=(*memory.sequences, mesh.sequences)[-_WINDOW:],
         leaving=memory.leaving & {one.id for one in mesh.workers if one.draining},
-        **_strain(mesh, memory, knobs, min(passed, knobs.every_s * looks)),
     )
 
 
-def _strain(
-    mesh: MeshSeen, memory: ScaleMemory, knobs: ScaleKnobs, passed_s: float
-) -> dict[str, Mapping[WorkRole, float]]:
+def _strained(mesh: MeshSeen, memory: ScaleMemory, knobs: ScaleKnobs, passed_s: float) -> ScaleMemory:
     """Targets that are missed although there are as many workers as were wanted, for as long as it takes to show, say
     that the workers do less than is thought."""
     strain, since = dict(memory.strain), dict(memory.strained_at)
-    for role, met in (("prefill", mesh.ttft_met), ("decode", mesh.itl_met)):
-        wants = memory.wants.get(role, ())
-        if mesh.judged < _ENOUGH or not wants:
+    shares: Mapping[WorkRole, float] = {"prefill": mesh.ttft_met, "decode": mesh.itl_met}
+    for role, met in shares.items():
+        if mesh.judged < _ENOUGH or role not in memory.wants:
             continue
         if met >= knobs.targets.share:
             strain[role] = 1 + (strain[role] - 1) * 0.5 ** (max(0.0, passed_s) / _RELAXED_S)
         elif _settled(mesh, memory, knobs, role):
             strain[role] = min(_MOST_STRAIN, strain[role] * _STRAINED)
             since[role] = mesh.at
-    return {"strain": strain, "strained_at": since}
+    return replace(memory, strain=strain, strained_at=since)
 
 
 def _settled(mesh: MeshSeen, memory: ScaleMemory, knobs: ScaleKnobs, role: WorkRole) -> bool:

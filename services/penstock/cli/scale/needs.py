@@ -11,7 +11,7 @@ Utilisation says neither: two workers that are busy for 80 % of the time let pro
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil, inf, log
+from math import ceil, inf, log, sqrt
 from statistics import NormalDist
 
 _ROOM = 0.85
@@ -93,5 +93,5 @@ def decode_workers(tokens_per_s: float, sequences: float, kv_used: float, pace: 
     that run and wait now, whose KV fills the memory of `kv_used` workers."""
     places = pace.places(targets.itl_s)
     mean = tokens_per_s * places / pace.answer_rate(targets.itl_s)
-    at_once = mean + NormalDist().inv_cdf(max(0.5, targets.share)) * mean**0.5
+    at_once = mean + NormalDist().inv_cdf(max(0.5, targets.share)) * sqrt(mean)
     return max(1, ceil(at_once / places - 1e-9), ceil(sequences / places - 1e-9), ceil(kv_used / _FULL - 1e-9))

@@ -129,3 +129,21 @@ async def test_where_no_router_answers_a_command_is_counted_and_that_is_all() ->
         await one.do(ScaleAction(kind=kind, role="decode", worker="w1", reason="a test"))
         assert one.failures(kind) == 1
     assert one.acts.drained == set()
+
+
+async def test_a_worker_that_comes_with_another_role_is_told_the_one_that_was_ordered() -> None:
+    """No router hears it, which is counted."""
+    one = Acts()
+    await one.acts.welcome([], set())
+    await one.do(ADD)
+    await one.acts.welcome([seen("new", "prefill")], {"new"})
+    assert one.acts.starting() == {}
+    assert one.failures("flip") == 1
+
+
+async def test_those_that_were_drained_are_brought_back_at_the_end() -> None:
+    one = Acts()
+    one.acts.drained |= {"w1", "w2"}
+    await one.acts.bring_back()
+    assert one.failures("undrain") == 2
+    assert one.acts.drained == set()
