@@ -104,7 +104,7 @@ class CapacitySearch:
             else:
                 high = right - 1 if self._good_at(left, workers) > self._good_at(right, workers) else right
         apart = [self._try(prefill, workers - prefill, 0) for prefill in range(low, high + 1)]
-        return max(*together, *apart, key=lambda one: one.good)
+        return max([*together, *apart], key=lambda one: one.good)
 
     def _good_at(self, prefill: int, workers: int) -> float:
         return self._try(prefill, workers - prefill, 0).good

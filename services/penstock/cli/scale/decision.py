@@ -3,7 +3,7 @@
 Prompts and answers are planned apart. What each needs (`needs.py`) is asked for the load that is expected while a new
 worker would start (`forecast.py`), and for what waits already. Then, in this order:
 
-1. a role that lacks workers gets back those that are being drained;
+1. a role that lacks workers gets back those that are being drained, of the other role too;
 2. then those that the other role has had to spare for `flip_after_s`: changing a role costs nothing and takes no time;
 3. then new ones.
 4. A role that has had workers to spare for `down_after_s`, however its need went up and down meanwhile, loses them, the
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import ceil, inf
+from math import ceil, inf, sqrt
 from typing import Literal
 
 from penstock.cli.scale.forecast import LoadHistory, level, peak, seen
@@ -39,6 +39,8 @@ JUDGED_S = 60.0
 """Requests that ended within so many seconds say whether targets are met."""
 _ENOUGH = 20
 """Requests by which targets are judged."""
+_HURRY = 2.0
+"""Workers that make up for what waits are at most so many times those that the load needs anyway."""
 _WINDOW = 6
 """Looks over which running answers are averaged."""
 
@@ -203,12 +205,17 @@ def _strained(mesh: MeshSeen, memory: ScaleMemory, knobs: ScaleKnobs, passed_s: 
     for role, met in shares.items():
         if mesh.judged < _ENOUGH or role not in memory.wants:
             continue
-        if met >= knobs.targets.share:
+        if not _missed(met, mesh.judged, knobs.targets.share):
             strain[role] = 1 + (strain[role] - 1) * 0.5 ** (max(0.0, passed_s) / _RELAXED_S)
         elif _settled(mesh, memory, knobs, role):
             strain[role] = min(_MOST_STRAIN, strain[role] * _STRAINED)
             since[role] = mesh.at
     return replace(memory, strain=strain, strained_at=since)
+
+
+def _missed(met: float, judged: int, share: float) -> bool:
+    """Whether fewer met a target than should, by more than chance explains."""
+    return (share - met) * judged > 2 * sqrt(judged * share * (1 - share))
 
 
 def _settled(mesh: MeshSeen, memory: ScaleMemory, knobs: ScaleKnobs, role: WorkRole) -> bool:
@@ -229,6 +236,7 @@ def _needed(mesh: MeshSeen, memory: ScaleMemory, knobs: ScaleKnobs) -> tuple[dic
     expected = strain["prefill"] * max(prompts, soon)
     count = prefill_workers(expected, max(requests, expected / own) if own else 0.0, pace, targets)
     late, left_s = _late(mesh, strain["prefill"] * prompts, knobs)
+    late = min(late, ceil(_HURRY * count))
     why: dict[WorkRole, str] = {
         "prefill": f"{prompts:,.0f} prompt tokens/s, {soon:,.0f} expected, {mesh.backlog_tokens:,.0f} wait"
         f" ({left_s:.2f} s left of them when a new worker would be ready)"
@@ -275,7 +283,8 @@ class _Moves:
         for role in ROLES:
             lacking = self._want[role] - self._have[role]
             if lacking > 0:
-                lacking -= self._undrain(role, lacking)
+                lacking -= self._undrain(role, role, lacking)
+                lacking -= self._undrain(role, OTHER[role], lacking)
                 lacking -= self._flip(role, lacking)
                 self._add(role, lacking)
 
@@ -295,10 +304,13 @@ class _Moves:
             if one.draining and one.id in self.memory.leaving and not one.busy:
                 self.actions.append(ScaleAction(kind="remove", role=one.role, worker=one.id, reason="it is drained"))
 
-    def _undrain(self, role: WorkRole, most: int) -> int:
-        draining = [one for one in self._mesh.workers if one.role == role and one.id in self.memory.leaving]
+    def _undrain(self, role: WorkRole, those_of: WorkRole, most: int) -> int:
+        """Brings back workers that drain, of the other role too: those change it."""
+        draining = [one for one in self._mesh.workers if one.role == those_of and one.id in self.memory.leaving]
         for one in sorted(draining, key=lambda one: (-one.busy, one.id))[:most]:
             self.memory = replace(self.memory, leaving=self.memory.leaving - {one.id})
+            if those_of != role:
+                self._act("flip", role, one.id)
             self._raised(role, "undrain", one.id)
         return len(draining[:most])
 
@@ -318,10 +330,13 @@ class _Moves:
         for _ in range(count if self._mesh.can_add else 0):
             self._raised(role, "add", "")
 
-    def _raised(self, role: WorkRole, kind: ActionKind, worker: str) -> None:
+    def _act(self, kind: ActionKind, role: WorkRole, worker: str) -> None:
         want = self._want[role]
         reason = f"{want} {role} workers are needed and {self._mesh.count(role)} are there: {self._why[role]}"
         self.actions.append(ScaleAction(kind=kind, role=role, worker=worker, reason=reason))
+
+    def _raised(self, role: WorkRole, kind: ActionKind, worker: str) -> None:
+        self._act(kind, role, worker)
         self._have[role] += 1
         self.memory = replace(self.memory, raised_at={**self.memory.raised_at, role: self._mesh.at})
 

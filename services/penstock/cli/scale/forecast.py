@@ -25,7 +25,7 @@ _SMOOTH = 3
 _SURE = 3.0
 _SPREAD = 2.0
 """Variance of the work of a request, in squares of its mean."""
-_LONGEST = 24
+_LONGEST = 60
 """Looks of the mean at most."""
 _KEPT = 4096
 """Looks that are remembered."""

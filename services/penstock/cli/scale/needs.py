@@ -22,7 +22,7 @@ _FULL = 0.9
 """Of the KV memory of workers."""
 _LEAST = 0.05
 """Of a target, at least, is left for waits, however long prompts take."""
-_SPREAD = 1.5
+_SPREAD = 1.2
 """How many times as long prompts of unlike sizes wait as those of Erlang's formula."""
 _MOST = 4096
 

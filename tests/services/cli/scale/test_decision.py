@@ -70,7 +70,7 @@ def test_a_steady_load_comes_to_rest(load: dict[str, float], prefill: int, decod
 
 
 @settings(max_examples=10, deadline=None)
-@given(STEADY, st.floats(0, 0.89), st.floats(0, 0.89))
+@given(STEADY, st.floats(0, 0.8), st.floats(0, 0.8))
 def test_targets_that_stay_missed_make_a_role_grow_until_it_is_enough(
     load: dict[str, float], ttft: float, itl: float
 ) -> None:
@@ -115,7 +115,8 @@ def test_a_role_that_lacks_workers_gets_those_that_the_other_can_spare_first() -
     for _ in range(4):
         fleet.look(prompt_tokens_per_s=1000.0)
     assert fleet.actions == []
-    fleet.look(prompt_tokens_per_s=1000.0, backlog_tokens=900_000.0)
+    for _ in range(3):
+        fleet.look(prompt_tokens_per_s=20_000.0, backlog_tokens=100_000.0)
     kinds = fleet.kinds()
     assert kinds[:3] == ["flip"] * 3 and set(kinds[3:]) <= {"add"}
     assert fleet.count("decode") == 1
@@ -143,6 +144,19 @@ def test_who_drains_comes_back_before_anybody_is_started() -> None:
     assert "undrain" in kinds
     assert "add" not in kinds[: kinds.index("undrain")]
     assert "remove" not in kinds, "something runs there"
+
+
+def test_who_drains_in_the_other_role_changes_it_and_is_back() -> None:
+    fleet = Fleet(4, 1)
+    while "drain" not in fleet.kinds():
+        fleet.look()
+        fleet.workers = {name: replace(one, busy=1) for name, one in fleet.workers.items()}
+    for _ in range(7):
+        fleet.look(sequences=500.0)
+    kinds = fleet.kinds()
+    assert kinds.count("drain") == kinds.count("undrain") == kinds.count("flip") == 3
+    assert "add" not in kinds[: kinds.index("undrain")]
+    assert fleet.count("prefill") == 1
 
 
 def test_a_worker_is_removed_when_it_is_drained_and_nothing_runs_there() -> None:
