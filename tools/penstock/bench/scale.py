@@ -9,21 +9,25 @@ Its workers count from their order on, so the time in which they start, and in w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
 
 from penstock.bench.harness import BenchReport, Figure, figure, missing
 from penstock.cli.scale.decision import ScaleKnobs
-from penstock.cli.scale.needs import SloTargets
+from penstock.cli.scale.needs import SloTargets, WorkerPace
+from penstock.errors import PenstockError
+from penstock.router.plans import Planned
 from penstock.router.workers import StepCost
 from penstock.simulator.capacity import CapacitySearch, Slo, Tried
 from penstock.simulator.controllers import PlannerController, UtilisationController
 from penstock.simulator.scaling import Controller, ScaledSimulation, ScalingSetup
-from penstock.simulator.simulation import SimulatedMesh, Simulation
+from penstock.simulator.simulation import Served, SimulatedMesh, Simulation
 from penstock.simulator.waves import WavePhase, wave
 from penstock.simulator.workers import WorkerModel
-from penstock.traces.reading import Trace, load, load_lengths
-from penstock.traces.shaping import copied, overlaid, paced
+from penstock.traces.reading import RecordedAsk, Trace, load, load_lengths
+from penstock.traces.shaping import copied, new_tokens, overlaid, paced
 
 _TRACES = Path(__file__).parents[3] / "loadtest" / "traces"
 _GOOD = 0.95
@@ -38,6 +42,12 @@ _START_S = 20.0
 MODEL = WorkerModel(prefill_rate=5000.0, step=StepCost(0.02, 0.0008, 2e-8))
 MESH = SimulatedMesh(model=MODEL, per_host=1 << 20, store_blocks=50_000)
 """One store, which stays: what scales is workers."""
+PACE = WorkerPace(
+    prefill_rate=MODEL.prefill_rate,
+    step_s=MODEL.step.base_s,
+    sequence_s=MODEL.step.sequence_s,
+    max_running=MODEL.max_running,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +109,53 @@ def workloads(quick: bool, names: Sequence[str], traces: Sequence[Path]) -> Iter
 
 def best_static(work: ScaleWorkload) -> Tried | None:
     """The fewest workers of fixed roles at which enough requests meet their targets; None: more than are allowed."""
-    return CapacitySearch(MESH, _GOOD, lambda mesh: static(work, mesh).met, 2 * _MOST, apart=True).run()
+    asks, seconds = work.trace.asks, work.trace.asks[-1].at
+    pace = PACE.answer_rate(work.slo.itl_s)
+    busy = (sum(new_tokens(work.trace)) / MODEL.prefill_rate, sum(ask.output for ask in asks) / pace)
+    prefill, decode = (max(1, ceil(each / seconds)) for each in busy)
+    return CapacitySearch(MESH, _GOOD, lambda mesh: static(work, mesh).met, 2 * _MOST, least=(prefill, decode)).run()
 
 
 def static(work: ScaleWorkload, mesh: SimulatedMesh) -> Scaled:
     """Served by workers that stay as they are."""
-    result = Simulation(mesh, work.trace).run()
-    return Scaled(work.slo.share(result), mesh.prefill + mesh.decode)
+    return Scaled(StaticSimulation(mesh, work).met(), mesh.prefill + mesh.decode)
+
+
+class _Hopeless(Exception):
+    """Too many requests have missed their targets for the others to make up for it."""
+
+
+class StaticSimulation(Simulation):
+    """Ends when it is certain that a mesh is not good enough: an overloaded one takes long to simulate."""
+
+    def __init__(self, mesh: SimulatedMesh, work: ScaleWorkload) -> None:
+        super().__init__(mesh, work.trace)
+        self._slo = work.slo
+        self._count = len(work.trace.asks)
+        self._good = self._bad = 0
+
+    def met(self) -> float:
+        """The share of requests that met their targets; of a mesh that is not good enough, those that had done so when
+        that was certain."""
+        with suppress(_Hopeless):
+            self.run()
+        return self._good / self._count
+
+    def _place(self, ask: RecordedAsk, served: Served, planned: Planned | PenstockError) -> None:
+        super()._place(ask, served, planned)
+        if served.refused:
+            self._judge(served)
+
+    def _ended(self, ask: RecordedAsk, served: Served, planned: Planned) -> None:
+        super()._ended(ask, served, planned)
+        self._judge(served)
+
+    def _judge(self, served: Served) -> None:
+        good = self._slo.met(served)
+        self._good += good
+        self._bad += not good
+        if self._bad > (1 - _GOOD) * self._count:
+            raise _Hopeless
 
 
 def scaled(work: ScaleWorkload, controller: Controller, start_s: float = _START_S) -> Scaled:

@@ -53,15 +53,16 @@ class CapacitySearch:
         share: Callable[[SimulatedMesh], float],
         most: int,
         *,
-        apart: bool = False,
+        least: tuple[int, int] | None = None,
     ) -> None:
         """`mesh`: all but the numbers of workers; `good`: the part of the requests that shall meet their targets;
-        `share`: simulates a mesh and returns that part; `most`: workers at most; `apart`: no workers of both roles."""
+        `share`: simulates a mesh and returns that part; `most`: workers at most; `least`: prefill and decode workers
+        that a split has at least, where none of both roles are wanted."""
         self._mesh = mesh
         self._good = good
         self._share = share
         self._most = most
-        self._apart = apart
+        self._least = least
         self._tried: dict[tuple[int, int, int], Tried] = {}
 
     @property
@@ -75,7 +76,7 @@ class CapacitySearch:
         Takes for granted that more workers are no worse, and that of one number of workers the best split has no
         worse ones between it and those that are worse than it: both hold but for noise.
         """
-        least = enough = 2 if self._apart else 1
+        least = enough = sum(self._least) if self._least else 1
         while (found := self._best(enough)).good < self._good:
             if enough == self._most:
                 return None
@@ -92,10 +93,11 @@ class CapacitySearch:
 
     def _best(self, workers: int) -> Tried:
         """Of all splits of so many workers, the one for all among them."""
-        together = [] if self._apart else [self._try(0, 0, workers)]
+        together = [] if self._least else [self._try(0, 0, workers)]
         if workers < 2:
             return together[0]
-        low, high = 1, workers - 1
+        fewest, others = self._least or (1, 1)
+        low, high = fewest, workers - others
         while high - low >= _ALL:
             left = low + (high - low) // 3
             right = high - (high - low) // 3
