@@ -27,7 +27,7 @@ from penstock.simulator.simulation import Served, SimulatedMesh, Simulation
 from penstock.simulator.waves import WavePhase, wave
 from penstock.simulator.workers import WorkerModel
 from penstock.traces.reading import RecordedAsk, Trace, load, load_lengths
-from penstock.traces.shaping import copied, new_tokens, overlaid, paced
+from penstock.traces.shaping import coarser, copied, new_tokens, overlaid, paced
 
 _TRACES = Path(__file__).parents[3] / "loadtest" / "traces"
 _GOOD = 0.95
@@ -71,14 +71,14 @@ class Scaled:
 
 def square(periods: int) -> Trace:
     """Five minutes of little, five minutes of eight times as much."""
-    little = WavePhase(seconds=300, per_s=0.75, prompt=8000, answer=300)
-    return wave("square", [little, replace(little, per_s=6.0)], periods)
+    little = WavePhase(seconds=300, per_s=0.5, prompt=12_000, answer=300)
+    return wave("square", [little, replace(little, per_s=4.0)], periods)
 
 
 def seesaw(periods: int) -> Trace:
     """Five minutes of long prompts with short answers, five minutes of the opposite."""
-    reading = WavePhase(seconds=300, per_s=4, prompt=8000, answer=100)
-    writing = WavePhase(seconds=300, per_s=4, prompt=800, answer=1600)
+    reading = WavePhase(seconds=300, per_s=2, prompt=12_000, answer=100)
+    writing = WavePhase(seconds=300, per_s=2, prompt=1200, answer=1600)
     return wave("seesaw", [reading, writing], periods)
 
 
@@ -86,11 +86,11 @@ def _recorded(name: str) -> Trace:
     return load(_TRACES / f"{name}.jsonl.gz")
 
 
-_SLO = Slo(ttft_s=8.0, itl_s=0.06)
+_SLO = Slo(ttft_s=12.0, itl_s=0.06)
 WORKLOADS: Mapping[str, Callable[[int], Trace]] = {
     "square": square,
     "seesaw": seesaw,
-    "agents": lambda periods: copied(paced(overlaid(_recorded("swe_agents")), 1800.0), 4 * periods),
+    "agents": lambda periods: copied(coarser(paced(overlaid(_recorded("swe_agents")), 1800.0), 256), 2 * periods),
     "conversation": lambda periods: _recorded("conversation"),
 }
 """By name; the number of periods is that of the made-up ones."""
@@ -104,7 +104,7 @@ def workloads(quick: bool, names: Sequence[str], traces: Sequence[Path]) -> Iter
             yield ScaleWorkload(read.name, read, _SLO)
         return
     for name in names or WORKLOADS:
-        yield ScaleWorkload(name, WORKLOADS[name](1 if quick else 3), _SLO)
+        yield ScaleWorkload(name, WORKLOADS[name](1 if quick else 6), _SLO)
 
 
 def best_static(work: ScaleWorkload) -> Tried | None:

@@ -41,6 +41,8 @@ _ENOUGH = 20
 """Requests by which targets are judged."""
 _HURRY = 2.0
 """Workers that make up for what waits are at most so many times those that the load needs anyway."""
+_WAITS = 0.5
+"""Of the TTFT target, prompts may wait so long."""
 _WINDOW = 6
 """Looks over which running answers are averaged."""
 
@@ -252,12 +254,13 @@ def _needed(mesh: MeshSeen, memory: ScaleMemory, knobs: ScaleKnobs) -> tuple[dic
 
 
 def _late(mesh: MeshSeen, tokens_per_s: float, knobs: ScaleKnobs) -> tuple[int, float]:
-    """Workers that make up for the prompts that will still wait when a new one is ready, within as long again; and the
-    seconds for which the present ones would have to compute these."""
+    """Workers that make up, within as long again, for the prompts that will wait too long when a new one is ready; and
+    the seconds for which those prompts, and all that will wait then, would keep the present ones busy."""
     count, rate, horizon_s = max(1, mesh.count("prefill")), mesh.pace.prefill_rate, knobs.start_s + knobs.every_s
-    left = max(0.0, mesh.backlog_tokens + (tokens_per_s - count * rate) * horizon_s)
+    left_s = max(0.0, mesh.backlog_tokens + (tokens_per_s - count * rate) * horizon_s) / (count * rate)
+    too_long = (left_s - _WAITS * knobs.targets.ttft_s) * count * rate
     clear_s = max(knobs.targets.ttft_s, knobs.start_s)
-    return (ceil((tokens_per_s + left / clear_s) / rate - 1e-9) if left else 0), left / (count * rate)
+    return (ceil((tokens_per_s + too_long / clear_s) / rate - 1e-9) if too_long > 0 else 0), left_s
 
 
 class _Moves:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 _LATEST = (2, 4, 8)
 """Looks that are compared with those before them: a great change shows soon, a small one later."""
-_SMOOTH = 3
+_SMOOTH = 6
 """Looks that are averaged of earlier periods."""
 _SURE = 3.0
 _SPREAD = 2.0
@@ -35,6 +35,8 @@ _SHORTEST = 8
 """Bins of a period."""
 _ALIKE = 0.5
 """So much of one period has to be like the one before: the autocorrelation at that distance."""
+_SEEN = 0.75
+"""A period is so much of the history at most: a third of it, at least, was seen twice."""
 _PERIODS = 3
 """The last ones are averaged."""
 
@@ -94,7 +96,7 @@ def peak(history: LoadHistory, looks: int) -> float:
 
 
 def period_of(history: LoadHistory) -> int:
-    """In looks; 0: none that was seen twice."""
+    """In looks; 0: none that begins again."""
     if len(history.work) < 4 * _SHORTEST:
         return 0
     each = -(-len(history.work) // _BINS)
@@ -104,14 +106,15 @@ def period_of(history: LoadHistory) -> int:
 
 
 def _period(work: _Floats) -> int:
-    """The distance at which the work is most like itself, of those that fit twice."""
+    """The distance at which the work is most like itself."""
     centred = work - work.mean()
     size, variance = len(centred), float(centred @ centred)
     if variance <= 1e-12 * size * max(1.0, float(work.mean()) ** 2):
         return 0
     spectrum = np.fft.rfft(centred, 2 * size)
-    like = np.fft.irfft(spectrum * spectrum.conj())[: size // 2 + 1] / variance
-    like = like * size / (size - np.arange(size // 2 + 1))  # longer distances have fewer pairs
+    most = int(size * _SEEN) + 1
+    like = np.fft.irfft(spectrum * spectrum.conj())[:most] / variance
+    like = like * size / (size - np.arange(most))  # longer distances have fewer pairs
     begins = next((at for at in range(1, len(like)) if like[at] < 0), len(like))  # behind what is like it as it is near
     begins = max(begins, _SHORTEST)
     if begins >= len(like):
@@ -123,8 +126,8 @@ def _period(work: _Floats) -> int:
 def _seasonal(history: LoadHistory, period: int, looks: int) -> float:
     """The most within the next `looks`, by the mean of the last periods, each point of it smoothed."""
     work = np.asarray(history.work)
-    periods = min(_PERIODS, len(work) // period)
-    ahead = np.arange(-(_SMOOTH // 2), min(looks, period))
+    periods = max(1, min(_PERIODS, len(work) // period))
+    ahead = np.arange(-(_SMOOTH // 2), min(looks, period) + _SMOOTH // 2)
     at = len(work) - period * np.arange(1, periods + 1)[:, None] + ahead[None, :]
     expected = np.where(at >= 0, work[np.clip(at, 0, len(work) - 1)], 0.0).mean(axis=0)
     smooth = np.convolve(expected, np.ones(_SMOOTH) / _SMOOTH, mode="valid") if len(expected) >= _SMOOTH else expected

@@ -1,9 +1,9 @@
 """How many workers a load needs, by the seconds that it would wait: state in, a number out.
 
 Prompts wait in one line for the next free worker, as the router's line and its costs have it: the share that waits, and
-for how long, is Erlang's (Kleinrock, "Queueing Systems", volume 1, section 3.5), longer by the spread of the prompts'
-sizes. Answers share steps: a worker has as many places as a step may have sequences within the ITL target, and as many
-answers run at a time as come in the time that one takes, give or take chance.
+for how long, is Erlang's (Kleinrock, "Queueing Systems", volume 1, section 3.5): sizes are taken to differ as those of
+an exponential distribution do. Answers share steps: a worker has as many places as a step may have sequences within the
+ITL target, and as many answers run at a time as come in the time that one takes, give or take chance.
 
 Utilisation says neither: two workers that are busy for 80 % of the time let prompts wait much longer than twenty are.
 """
@@ -22,8 +22,6 @@ _FULL = 0.9
 """Of the KV memory of workers."""
 _LEAST = 0.05
 """Of a target, at least, is left for waits, however long prompts take."""
-_SPREAD = 1.2
-"""How many times as long prompts of unlike sizes wait as those of Erlang's formula."""
 _MOST = 4096
 
 
@@ -77,7 +75,7 @@ def queue_s(busy: float, own_s: float, count: int, share: float) -> float:
     if busy >= count:
         return inf
     waits = _erlang_c(busy, count)
-    return _SPREAD * own_s / (count - busy) * log(waits / (1 - share)) if waits > 1 - share else 0.0
+    return own_s / (count - busy) * log(waits / (1 - share)) if waits > 1 - share else 0.0
 
 
 def _erlang_c(busy: float, count: int) -> float:
