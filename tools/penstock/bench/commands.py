@@ -242,7 +242,7 @@ def batch(options: Options = None) -> None:
 def scale(
     options: Options = None,
     *,
-    workload: list[Literal["square", "seesaw", "agents", "conversation"]] | None = None,
+    workload: list[Literal["square", "seesaw", "conversation"]] | None = None,
     trace: list[Path] | None = None,
 ) -> None:
     """The planner of `penstock scale` beside the best split of workers that stay, and beside an autoscaler by

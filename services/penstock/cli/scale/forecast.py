@@ -33,10 +33,10 @@ _BINS = 512
 """The history is looked at so coarsely at most, for its period."""
 _SHORTEST = 8
 """Bins of a period."""
-_ALIKE = 0.5
+_ALIKE = 0.6
 """So much of one period has to be like the one before: the autocorrelation at that distance."""
-_SEEN = 0.75
-"""A period is so much of the history at most: a third of it, at least, was seen twice."""
+_SEEN = 0.5
+"""A period is so much of the history at most: all of it was seen twice."""
 _PERIODS = 3
 """The last ones are averaged."""
 

@@ -10,11 +10,13 @@ from penstock.cli.scale.needs import WorkerPace
 
 _HALF_LIFE_S = 60.0
 """Of what is believed of the length of prompts and answers."""
+_ENOUGH = 3.0
+"""Requests that say something of the length of others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshCounts:
-    """One reading of a mesh; counts are those since its start, and may begin anew."""
+    """One reading of a mesh. Counts only grow; what members had that have gone is kept."""
 
     at: float
     arrived: float
@@ -40,21 +42,20 @@ class MeshCounts:
 
 
 class _Length:
-    """Tokens of a request, in the mean of late ones."""
+    """Tokens of a request, in the mean of late ones; of the last ones while there are too few."""
 
     def __init__(self) -> None:
         self._tokens = self._requests = 0.0
+        self.mean = 0.0
+        """0: nothing was seen."""
 
     def add(self, tokens: float, requests: float, seconds: float) -> None:
-        """So many were seen within so many seconds."""
+        """So many were seen within so many seconds; a request's tokens may be seen a little before it or after it."""
         kept = 0.5 ** (seconds / _HALF_LIFE_S)
         self._tokens = self._tokens * kept + max(0.0, tokens)
         self._requests = self._requests * kept + max(0.0, requests)
-
-    @property
-    def mean(self) -> float:
-        """0: nothing was seen."""
-        return self._tokens / self._requests if self._requests > 1e-6 else 0.0
+        if self._requests >= _ENOUGH or not self.mean and self._requests > 0:
+            self.mean = self._tokens / self._requests
 
 
 class LoadMeter:
@@ -62,7 +63,6 @@ class LoadMeter:
 
     def __init__(self) -> None:
         self._last: MeshCounts | None = None
-        self._waited_tokens = 0.0
         self._prompt, self._answer = _Length(), _Length()
 
     def look(self, now: MeshCounts) -> MeshSeen | None:
@@ -70,21 +70,18 @@ class LoadMeter:
         last, self._last = self._last, now
         seconds = 0.0 if last is None else now.at - last.at
         if last is None or seconds <= 0:
-            self._waited_tokens = now.queued_tokens
             return None
         arrived = _more(now.arrived, last.arrived)
-        placed = _more(now.computed_tokens, last.computed_tokens) + now.queued_tokens - last.queued_tokens
+        placed = now.computed_tokens - last.computed_tokens + now.queued_tokens - last.queued_tokens
         self._prompt.add(placed, arrived - (now.held - last.held), seconds)
         self._answer.add(_more(now.answer_tokens, last.answer_tokens), _more(now.answered, last.answered), seconds)
-        waiting = now.queued_tokens + now.held * self._prompt.mean
-        came = _more(now.computed_tokens, last.computed_tokens) + waiting - self._waited_tokens
-        self._waited_tokens = waiting
+        came = placed + (now.held - last.held) * self._prompt.mean
         return MeshSeen(
             at=now.at,
             requests_per_s=arrived / seconds,
             prompt_tokens_per_s=max(0.0, came) / seconds,
             answer_tokens_per_s=arrived * self._answer.mean / seconds,
-            backlog_tokens=waiting,
+            backlog_tokens=now.queued_tokens + now.held * self._prompt.mean,
             sequences=now.sequences,
             kv_used=now.kv_used,
             pace=now.pace,
@@ -98,5 +95,5 @@ class LoadMeter:
 
 
 def _more(now: float, before: float) -> float:
-    """What a count has grown by; one that began anew has grown from 0."""
-    return now - before if now >= before else now
+    """What a count has grown by: one of requests that come is taken from several sources, and may seem to shrink."""
+    return max(0.0, now - before)

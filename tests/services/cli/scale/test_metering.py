@@ -40,11 +40,12 @@ def test_answers_that_have_begun_will_be_as_long_as_those_that_ended() -> None:
     assert seen is not None and seen.answer_tokens_per_s == pytest.approx(300.0)
 
 
-def test_counts_that_begin_anew_are_no_negative_load() -> None:
+def test_a_count_that_seems_to_shrink_is_no_load() -> None:
+    """As that of requests which have come does, when one of those that were held back is refused."""
     meter = LoadMeter()
-    meter.look(counts(0, arrived=100, computed_tokens=1e6))
-    seen = meter.look(counts(10, arrived=5, computed_tokens=1000))
-    assert seen is not None and (seen.requests_per_s, seen.prompt_tokens_per_s) == (0.5, 100.0)
+    meter.look(counts(0, arrived=100, held=10, computed_tokens=1e6))
+    seen = meter.look(counts(10, arrived=90, computed_tokens=1e6))
+    assert seen is not None and (seen.requests_per_s, seen.prompt_tokens_per_s) == (0.0, 0.0)
 
 
 def test_the_counts_of_members_that_come_and_go_add_up() -> None:
