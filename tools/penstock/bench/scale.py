@@ -42,6 +42,12 @@ _START_S = 20.0
 MODEL = WorkerModel(prefill_rate=5000.0, step=StepCost(0.02, 0.0008, 2e-8))
 MESH = SimulatedMesh(model=MODEL, per_host=1 << 20, store_blocks=50_000)
 """One store, which stays: what scales is workers."""
+PACE = WorkerPace(
+    prefill_rate=MODEL.prefill_rate,
+    step_s=MODEL.step.base_s,
+    sequence_s=MODEL.step.sequence_s,
+    max_running=MODEL.max_running,
+)
 _SLO = Slo(ttft_s=12.0, itl_s=0.06)
 
 
@@ -52,19 +58,6 @@ class ScaleWorkload:
     name: str
     trace: Trace
     slo: Slo = _SLO
-    mesh: SimulatedMesh = MESH
-    """All but the numbers of workers."""
-
-    @property
-    def pace(self) -> WorkerPace:
-        """Of a worker, without context."""
-        model = self.mesh.model
-        return WorkerPace(
-            prefill_rate=model.prefill_rate,
-            step_s=model.step.base_s,
-            sequence_s=model.step.sequence_s,
-            max_running=model.max_running,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +109,10 @@ def workloads(quick: bool, names: Sequence[str], traces: Sequence[Path]) -> Iter
 def best_static(work: ScaleWorkload) -> Tried | None:
     """The fewest workers of fixed roles at which enough requests meet their targets; None: more than are allowed."""
     asks, seconds = work.trace.asks, work.trace.asks[-1].at
-    rate, pace = work.pace.prefill_rate, work.pace.answer_rate(work.slo.itl_s)
+    rate, pace = PACE.prefill_rate, PACE.answer_rate(work.slo.itl_s)
     busy = (sum(new_tokens(work.trace)) / rate, sum(ask.output for ask in asks) / pace)
     prefill, decode = (max(1, ceil(each / seconds)) for each in busy)
-    return CapacitySearch(
-        work.mesh, _GOOD, lambda mesh: static(work, mesh).met, 2 * _MOST, least=(prefill, decode)
-    ).run()
+    return CapacitySearch(MESH, _GOOD, lambda mesh: static(work, mesh).met, 2 * _MOST, least=(prefill, decode)).run()
 
 
 def static(work: ScaleWorkload, mesh: SimulatedMesh) -> Scaled:
@@ -169,7 +160,7 @@ class StaticSimulation(Simulation):
 def scaled(work: ScaleWorkload, controller: Controller, start_s: float = _START_S) -> Scaled:
     """Served by one prefill and one decode worker at first, and whoever the controller has beside them."""
     setup = ScalingSetup(slo=work.slo, start_s=start_s)
-    simulation = ScaledSimulation(replace(work.mesh, prefill=1, decode=1), work.trace, setup, controller)
+    simulation = ScaledSimulation(replace(MESH, prefill=1, decode=1), work.trace, setup, controller)
     result = simulation.run()
     until = work.trace.asks[-1].at
     return Scaled(work.slo.share(result), simulation.worker_s(until) / until)

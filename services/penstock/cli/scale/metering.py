@@ -54,7 +54,7 @@ class _Length:
         kept = 0.5 ** (seconds / _HALF_LIFE_S)
         self._tokens = self._tokens * kept + max(0.0, tokens)
         self._requests = self._requests * kept + max(0.0, requests)
-        if self._requests >= _ENOUGH or not self.mean and self._requests > 0:
+        if self._requests >= _ENOUGH or (not self.mean and self._requests > 0):
             self.mean = self._tokens / self._requests
 
 
