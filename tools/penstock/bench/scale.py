@@ -174,6 +174,7 @@ def knobs(work: ScaleWorkload, start_s: float = _START_S) -> ScaleKnobs:
         least={"prefill": 1, "decode": 1},
         most={"prefill": _MOST, "decode": _MOST},
         start_s=start_s,
+        idle_s=0.0,  # the simulated workers know who is on the way
     )
 
 

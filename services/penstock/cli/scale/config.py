@@ -30,6 +30,8 @@ from penstock.runtime.config import (
 ActuatorName = Literal["none", "local", "kubernetes", "webhook"]
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _LEAST_KEY = 16
+_IDLE_S = 5.0
+"""A hand-off takes no longer than a prompt, so what is planned for a worker is there within the TTFT target."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,6 +154,7 @@ class ScaleConfig:
             down_after_s=self.down_after_s,
             flip_after_s=self.flip_after_s,
             cool_s=self.cool_s,
+            idle_s=min(_IDLE_S, self.ttft_p90_ms / 1e3),
         )
 
 

@@ -61,6 +61,9 @@ class ScaleKnobs:
     down_after_s: float = 60.0
     flip_after_s: float = 15.0
     cool_s: float = 60.0
+    idle_s: float = 5.0
+    """A drained worker is removed when nothing has run there for so long: requests that were planned for it before may
+    be on their way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,8 +155,9 @@ class ScaleMemory:
     raised_at: Mapping[WorkRole, float] = field(default_factory=lambda: _each(-inf))
     """When a role last got a worker."""
     lowered_at: Mapping[WorkRole, float] = field(default_factory=lambda: _each(-inf))
-    leaving: frozenset[str] = frozenset()
-    """Workers that drain because this said so: those that somebody else drains are left alone."""
+    leaving: Mapping[str, float] = field(default_factory=dict)
+    """Workers that drain because this said so, and when they were last busy; those that somebody else drains are left
+    alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +199,11 @@ def _remembered(mesh: MeshSeen, memory: ScaleMemory, knobs: ScaleKnobs) -> Scale
         prompts=seen(memory.prompts, mesh.prompt_tokens_per_s, mesh.requests_per_s * knobs.every_s, looks),
         answers=seen(memory.answers, mesh.answer_tokens_per_s, mesh.requests_per_s * knobs.every_s, looks),
         sequences=(*memory.sequences, mesh.sequences)[-_WINDOW:],
-        leaving=memory.leaving & {one.id for one in mesh.workers if one.draining},
+        leaving={
+            one.id: mesh.at if one.busy else memory.leaving[one.id]
+            for one in mesh.workers
+            if one.draining and one.id in memory.leaving
+        },
     )
 
 
@@ -304,14 +312,16 @@ class _Moves:
     def remove(self) -> None:
         """Those on which nothing runs any more."""
         for one in self._mesh.workers:
-            if one.draining and one.id in self.memory.leaving and not one.busy:
+            idle_s = self._mesh.at - self.memory.leaving.get(one.id, inf)
+            if one.draining and not one.busy and idle_s >= self._knobs.idle_s:
                 self.actions.append(ScaleAction(kind="remove", role=one.role, worker=one.id, reason="it is drained"))
 
     def _undrain(self, role: WorkRole, those_of: WorkRole, most: int) -> int:
         """Brings back workers that drain, of the other role too: those change it."""
         draining = [one for one in self._mesh.workers if one.role == those_of and one.id in self.memory.leaving]
         for one in sorted(draining, key=lambda one: (-one.busy, one.id))[:most]:
-            self.memory = replace(self.memory, leaving=self.memory.leaving - {one.id})
+            left = {id: at for id, at in self.memory.leaving.items() if id != one.id}
+            self.memory = replace(self.memory, leaving=left)
             if those_of != role:
                 self._act("flip", role, one.id)
             self._raised(role, "undrain", one.id)
@@ -383,4 +393,4 @@ class _Moves:
 
     def _leave(self, worker: WorkerSeen, reason: str) -> None:
         self.actions.append(ScaleAction(kind="drain", role=worker.role, worker=worker.id, reason=reason))
-        self.memory = replace(self.memory, leaving=self.memory.leaving | {worker.id})
+        self.memory = replace(self.memory, leaving={**self.memory.leaving, worker.id: self._mesh.at})

@@ -120,6 +120,7 @@ async def _actuator(config: ScaleConfig, stack: AsyncExitStack, acts: ScaleActs,
                 store=watch.store,
                 lost=acts.lost,
                 failed=acts.metrics.task_failed,
+                most=config.max_prefill + config.max_decode,
             )
             return await stack.enter_async_context(local_actuator(mesh))
         case "kubernetes":

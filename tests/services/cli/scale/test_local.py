@@ -43,6 +43,7 @@ class Opened:
             store=nowhere,
             lost=self.lost.append,
             failed=lambda name: None,
+            most=1,
         )
         async with local_actuator(mesh) as actuator:
             yield actuator
@@ -72,6 +73,8 @@ async def test_a_worker_joins_and_ends_with_the_planner(opened: Opened, tiny: Pa
         await until(lambda: bool(opened.workers()))
         [(address, role)] = opened.workers().items()
         assert role == "prefill"
+        with pytest.raises(ActuatorFailed, match="1 local workers are kept already"):
+            await actuator.add("prefill")
         assert actuator.removes(WorkerPlace("its id", address))
         other = WorkerPlace("another", "127.0.0.1:1")
         assert not actuator.removes(other)

@@ -43,6 +43,9 @@ class LocalMesh:
     lost: Callable[[WorkRole], object]
     """Hears of a worker that was ordered and could not start."""
     failed: Failed
+    most: int
+    """Workers at one time, those that are being started again among them: else one that dies again and again would be
+    made up for by more and more."""
 
 
 @dataclass(slots=True)
@@ -72,6 +75,8 @@ class LocalActuator:
     async def add(self, role: WorkRole) -> None:
         """Starts one. Raises ActuatorFailed."""
         mesh = self._mesh
+        if len(self._kept) >= mesh.most:
+            raise ActuatorFailed(f"{len(self._kept)} local workers are kept already, though not all may be ready")
         try:
             store = await mesh.store()
             address = self._ports.reserve()
