@@ -132,6 +132,7 @@ async def _actuator(config: ScaleConfig, stack: AsyncExitStack, acts: ScaleActs,
                 name=name,
                 token_file=config.kubernetes_token,
                 ca=config.kubernetes_ca if config.kubernetes_api.startswith("https:") else None,
+                most=config.max_prefill + config.max_decode,
             )
             return KubernetesActuator(access)
         case "webhook":

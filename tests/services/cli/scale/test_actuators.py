@@ -27,7 +27,7 @@ KEY = b"0123456789abcdef"
 def access(url: str, tmp_path: Path, **other: Any) -> KubernetesAccess:
     token = tmp_path / "token"
     token.write_text("a token\n")
-    fields = {"namespace": "prod", "resource": "deployments", "name": "workers", "ca": None} | other
+    fields = {"namespace": "prod", "resource": "deployments", "name": "workers", "ca": None, "most": 20} | other
     return KubernetesAccess(api=url, token_file=token, **fields)
 
 
@@ -115,6 +115,17 @@ async def test_what_cannot_be_done_in_a_cluster_says_why(cluster, tmp_path: Path
     (tmp_path / "token").unlink()
     with pytest.raises(ActuatorFailed, match="token"):
         await actuator.add("prefill")
+
+
+async def test_there_are_never_more_replicas_than_workers_may_be(tmp_path: Path) -> None:
+    """As would be, if none of them ever joined."""
+    server = ApiServer()
+    with serving(server) as url:
+        actuator = KubernetesActuator(access(url, tmp_path, most=4))
+        await actuator.add("prefill")
+        with pytest.raises(ActuatorFailed, match="workers has 4 replicas already"):
+            await actuator.add("prefill")
+    assert server.replicas == 4
 
 
 async def test_another_workload_is_named_by_its_group(tmp_path: Path) -> None:

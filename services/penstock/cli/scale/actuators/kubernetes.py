@@ -33,6 +33,8 @@ class KubernetesAccess:
     name: str
     token_file: Path
     ca: Path | None
+    most: int
+    """Replicas: those that never get ready among them, which would be made up for by more and more."""
 
     @property
     def scale_url(self) -> str:
@@ -79,6 +81,8 @@ class KubernetesActuator:
         if self._tried == (by, current):  # its answer was lost, and it was made
             self._tried = None
             return
+        if by > 0 and current >= self._access.most:
+            raise ActuatorFailed(f"{self._access.name} has {current} replicas already, though not all may be ready")
         self._tried = (by, current + by)
         patch: dict[str, Any] = {"spec": {"replicas": max(0, current + by)}}
         if version:
