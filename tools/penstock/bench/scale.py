@@ -8,6 +8,7 @@ Its workers count from their order on, so the time in which they start, and in w
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -103,7 +104,7 @@ def workloads(quick: bool, names: Sequence[str], traces: Sequence[Path]) -> Iter
             yield ScaleWorkload(read.name, read)
         return
     for name in names or WORKLOADS:
-        yield WORKLOADS[name](1 if quick else 6)
+        yield WORKLOADS[name](1 if quick else 5)
 
 
 def best_static(work: ScaleWorkload) -> Tried | None:
@@ -193,6 +194,7 @@ async def measure(quick: bool, names: Sequence[str] = (), traces: Sequence[Path]
             found.append(missing(f"planner_worker_time_vs_static_{work.name}", "ratio", "no static mesh is enough"))
             continue
         own, other = planned(work), scaled(work, UtilisationController(work.slo.itl_s, _MOST))
+        print(f"{work.name}: static {best}, planner {own}, utilisation {other}", file=sys.stderr, flush=True)
         times.append(own.workers / best.workers)
         met.append(own.met / best.good)
         found += _of_one(work.name, own, best, other)
