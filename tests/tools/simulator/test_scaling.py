@@ -51,7 +51,7 @@ def test_workers_count_from_their_order_until_they_are_gone(run: ScaledSimulatio
     until = 600.0
     came = sum(until - at for at, _ in actions("add") if at < until)
     went = sum(until - at for at, _ in actions("remove") if at < until)
-    assert run.worker_s(until) == pytest.approx(2 * until + came - went)
+    assert run.worker_s(0.0, until) == pytest.approx(2 * until + came - went)
 
 
 def test_a_worker_that_was_ordered_gets_work_when_it_is_ready(run: ScaledSimulation) -> None:

@@ -3,13 +3,14 @@
 Everything is simulated, with the router's and the planner's own code: a made-up time, so the figures are the same on
 any machine. For each workload the fewest workers of fixed roles are searched at which enough requests meet their
 targets, and of these the best split; then the planner serves the same requests, beginning with as few as it may have.
-Its workers count from their order on, so the time in which they start, and in which they drain, is worker time.
+Its workers count from their order on, so the time in which they start, and in which they drain, is worker time. Of
+the waves two periods come before those that are measured: what it did in these is told apart.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import ceil
@@ -59,6 +60,18 @@ class ScaleWorkload:
     name: str
     trace: Trace
     slo: Slo = _SLO
+    since: float = 0.0
+    """Seconds after which it is measured: the planner has seen as much of it before."""
+
+    @property
+    def seconds(self) -> float:
+        """For which it is measured."""
+        return self.trace.asks[-1].at - self.since
+
+    def share(self, requests: Iterable[Served], *, before: bool = False) -> float:
+        """Of those that count, or of those before them, the part that met its targets."""
+        met = [self.slo.met(one) for one in requests if (one.at < self.since) is before]
+        return sum(met) / max(1, len(met))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +81,9 @@ class Scaled:
     met: float
     """Share of the requests that met their targets."""
     workers: float
-    """In the mean, from the first request until the last."""
+    """In the mean."""
+    met_before: float = 0.0
+    """Share of those that came before it is measured; 0: there were none."""
 
 
 def square(periods: int) -> Trace:
@@ -88,9 +103,14 @@ def _recorded(name: str) -> Trace:
     return load(_TRACES / f"{name}.jsonl.gz")
 
 
+def _since(periods: int) -> float:
+    """Two periods, of which nothing could be foreseen."""
+    return 1200.0 if periods > 2 else 0.0
+
+
 WORKLOADS: Mapping[str, Callable[[int], ScaleWorkload]] = {
-    "square": lambda periods: ScaleWorkload("square", square(periods)),
-    "seesaw": lambda periods: ScaleWorkload("seesaw", seesaw(periods)),
+    "square": lambda periods: ScaleWorkload("square", square(periods), since=_since(periods)),
+    "seesaw": lambda periods: ScaleWorkload("seesaw", seesaw(periods), since=_since(periods)),
     "conversation": lambda periods: ScaleWorkload("conversation", _recorded("conversation")),
 }
 """By name; the number of periods is that of the made-up ones."""
@@ -130,8 +150,8 @@ class StaticSimulation(Simulation):
 
     def __init__(self, mesh: SimulatedMesh, work: ScaleWorkload) -> None:
         super().__init__(mesh, work.trace)
-        self._slo = work.slo
-        self._count = len(work.trace.asks)
+        self._work = work
+        self._count = sum(ask.at >= work.since for ask in work.trace.asks)
         self._good = self._bad = 0
 
     def met(self) -> float:
@@ -151,7 +171,9 @@ class StaticSimulation(Simulation):
         self._judge(served)
 
     def _judge(self, served: Served) -> None:
-        good = self._slo.met(served)
+        if served.at < self._work.since:
+            return
+        good = self._work.slo.met(served)
         self._good += good
         self._bad += not good
         if self._bad > (1 - _GOOD) * self._count:
@@ -162,9 +184,9 @@ def scaled(work: ScaleWorkload, controller: Controller, start_s: float = _START_
     """Served by one prefill and one decode worker at first, and whoever the controller has beside them."""
     setup = ScalingSetup(slo=work.slo, start_s=start_s)
     simulation = ScaledSimulation(replace(MESH, prefill=1, decode=1), work.trace, setup, controller)
-    result = simulation.run()
-    until = work.trace.asks[-1].at
-    return Scaled(work.slo.share(result), simulation.worker_s(until) / until)
+    requests = simulation.run().requests
+    workers = simulation.worker_s(work.since, work.since + work.seconds) / work.seconds
+    return Scaled(work.share(requests), workers, work.share(requests, before=True))
 
 
 def knobs(work: ScaleWorkload, start_s: float = _START_S) -> ScaleKnobs:
@@ -194,7 +216,8 @@ async def measure(quick: bool, names: Sequence[str] = (), traces: Sequence[Path]
             found.append(missing(f"planner_worker_time_vs_static_{work.name}", "ratio", "no static mesh is enough"))
             continue
         own, other = planned(work), scaled(work, UtilisationController(work.slo.itl_s, _MOST))
-        print(f"{work.name}: static {best}, planner {own}, utilisation {other}", file=sys.stderr, flush=True)
+        shown = f"{best.mesh.prefill} + {best.mesh.decode} static {best.good:.4f}, planner {own}, utilisation {other}"
+        print(f"{work.name}: {shown}", file=sys.stderr, flush=True)
         times.append(own.workers / best.workers)
         met.append(own.met / best.good)
         found += _of_one(work.name, own, best, other)
@@ -226,4 +249,5 @@ def _of_one(name: str, own: Scaled, best: Tried, other: Scaled) -> list[Figure]:
             for id, value, goal, lower in ratios
         ),
         *(figure(f"{id}_{name}", [value], unit, "for scale") for id, value, unit in shown),
+        *([figure(f"planner_met_unseen_{name}", [own.met_before], "ratio", "for scale")] if own.met_before else []),
     ]

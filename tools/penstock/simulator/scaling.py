@@ -63,12 +63,10 @@ class ScaledSimulation(Simulation):
         self._stays = {name: _Stay(0.0) for name in self._workers}
         self._at(0.0, self._look)
 
-    def worker_s(self, until: float) -> float:
-        """Seconds of all workers from their orders on, those in which they start and drain among them."""
-        return sum(
-            max(0.0, min(until, until if stay.gone_at is None else stay.gone_at) - stay.ordered_at)
-            for stay in self._stays.values()
-        )
+    def worker_s(self, begin: float, end: float) -> float:
+        """Seconds of all workers between two times, those in which they start and drain among them."""
+        stays = [(stay.ordered_at, end if stay.gone_at is None else stay.gone_at) for stay in self._stays.values()]
+        return sum(max(0.0, min(end, gone) - max(begin, came)) for came, gone in stays)
 
     # -- what happens to requests
 

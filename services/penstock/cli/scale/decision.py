@@ -7,7 +7,8 @@ worker would start (`forecast.py`), and for what waits already. Then, in this or
 2. then those that the other role has had to spare for `flip_after_s`: changing a role costs nothing and takes no time;
 3. then new ones.
 4. A role that has had workers to spare for `down_after_s`, however its need went up and down meanwhile, loses them, the
-   least busy first: they drain, and are removed when nothing runs there any more.
+   least busy first: they drain, and are removed when nothing runs there any more. Of a load whose period is known
+   `flip_after_s` is enough, as the need says what comes next.
 
 So more is done at once and less is done late, and what was done for one reason is not undone for the opposite one
 within `cool_s`: a steady load comes to rest. Nothing goes below `least` or above `most`, nor below the workers whose
@@ -21,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil, inf, sqrt
 from typing import Literal
 
-from penstock.cli.scale.forecast import LoadHistory, level, peak, seen
+from penstock.cli.scale.forecast import LoadHistory, level, peak, period_of, seen
 from penstock.cli.scale.needs import SloTargets, WorkerPace, decode_workers, prefill_workers
 
 WorkRole = Literal["prefill", "decode"]
@@ -39,7 +40,7 @@ JUDGED_S = 60.0
 """Requests that ended within so many seconds say whether targets are met."""
 _ENOUGH = 20
 """Requests by which targets are judged."""
-_HURRY = 2.0
+_HURRY = 1.5
 """Workers that make up for what waits are at most so many times those that the load needs anyway."""
 _WAITS = 0.5
 """Of the TTFT target, prompts may wait so long."""
@@ -152,6 +153,8 @@ class ScaleMemory:
     strain: Mapping[WorkRole, float] = field(default_factory=lambda: _each(1.0))
     """As so many times its load each role is planned for."""
     strained_at: Mapping[WorkRole, float] = field(default_factory=lambda: _each(-inf))
+    missed_at: Mapping[WorkRole, float] = field(default_factory=lambda: _each(inf))
+    """Since when the target of a role has been missed at every look; inf: it was met at the last one."""
     raised_at: Mapping[WorkRole, float] = field(default_factory=lambda: _each(-inf))
     """When a role last got a worker."""
     lowered_at: Mapping[WorkRole, float] = field(default_factory=lambda: _each(-inf))
@@ -210,17 +213,26 @@ def _remembered(mesh: MeshSeen, memory: ScaleMemory, knobs: ScaleKnobs) -> Scale
 def _strained(mesh: MeshSeen, memory: ScaleMemory, knobs: ScaleKnobs, passed_s: float) -> ScaleMemory:
     """Targets that are missed although there are as many workers as were wanted, for as long as it takes to show, say
     that the workers do less than is thought."""
-    strain, since = dict(memory.strain), dict(memory.strained_at)
+    strain, since, missed = dict(memory.strain), dict(memory.strained_at), dict(memory.missed_at)
     shares: Mapping[WorkRole, float] = {"prefill": mesh.ttft_met, "decode": mesh.itl_met}
     for role, met in shares.items():
         if mesh.judged < _ENOUGH or role not in memory.wants:
             continue
         if not _missed(met, mesh.judged, knobs.targets.share):
+            missed[role] = inf
             strain[role] = 1 + (strain[role] - 1) * 0.5 ** (max(0.0, passed_s) / _RELAXED_S)
-        elif _settled(mesh, memory, knobs, role):
+            continue
+        missed[role] = inf if _makes_up(mesh, knobs) else min(missed[role], mesh.at)
+        if mesh.at - missed[role] >= JUDGED_S and _settled(mesh, memory, knobs, role):
             strain[role] = min(_MOST_STRAIN, strain[role] * _STRAINED)
             since[role] = mesh.at
-    return replace(memory, strain=strain, strained_at=since)
+    return replace(memory, strain=strain, strained_at=since, missed_at=missed)
+
+
+def _makes_up(mesh: MeshSeen, knobs: ScaleKnobs) -> bool:
+    """Whether so many prompts wait that targets are missed for that reason."""
+    rate = max(1, len(mesh.having("prefill"))) * mesh.pace.prefill_rate
+    return mesh.backlog_tokens > _WAITS * knobs.targets.ttft_s * rate
 
 
 def _missed(met: float, judged: int, share: float) -> bool:
@@ -302,11 +314,12 @@ class _Moves:
     def lower_all(self) -> None:
         """Drains those that have been too many for long enough."""
         for role in ROLES:
-            spare = self._have[role] - self._calm(role, self._knobs.down_after_s)
+            down_s = self._down_s(role)
+            spare = self._have[role] - self._calm(role, down_s)
             if self._mesh.starting.get(role, 0) or not self._may_lower(role):
                 continue
             for _ in range(spare):
-                if not self._drain(role):
+                if not self._drain(role, down_s):
                     break
 
     def remove(self) -> None:
@@ -369,7 +382,12 @@ class _Moves:
         watched = now - begun >= knobs.down_after_s - 1.5 * knobs.every_s
         return watched and now - self.memory.raised_at[role] >= knobs.cool_s
 
-    def _drain(self, role: WorkRole) -> bool:
+    def _down_s(self, role: WorkRole) -> float:
+        """For how long fewer have to be enough. Of a load whose period is known the need says what comes next."""
+        history = self.memory.prompts if role == "prefill" else self.memory.answers
+        return min(self._knobs.flip_after_s if period_of(history) else inf, self._knobs.down_after_s)
+
+    def _drain(self, role: WorkRole, down_s: float) -> bool:
         """One of a role, or of the other one if only those can be removed: then one of this role takes its place."""
         other = OTHER[role]
         own = next((one for one in self._left[role] if one.removable), None)

@@ -22,7 +22,7 @@ _LATEST = (2, 4, 8)
 """Looks that are compared with those before them: a great change shows soon, a small one later."""
 _SMOOTH = 6
 """Looks that are averaged of earlier periods."""
-_SURE = 3.0
+_SURE = 4.0
 _SPREAD = 2.0
 """Variance of the work of a request, in squares of its mean."""
 _LONGEST = 60
