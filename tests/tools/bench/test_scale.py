@@ -25,8 +25,8 @@ def trace(tmp_path: Path) -> Path:
     return path
 
 
-async def test_figures_of_planner_static_split_and_reference(trace: Path) -> None:
-    report = await measure(True, (), [trace])
+def test_figures_of_planner_static_split_and_reference(trace: Path) -> None:
+    report = measure(True, (), [trace])
     found = {one.id: one for one in report.figures}
     assert found["planner_worker_time_vs_static"].goal == 0.8
     assert found["planner_slo_attainment"].goal == 1.0

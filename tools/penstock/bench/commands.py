@@ -257,7 +257,9 @@ def scale(
     """
     from penstock.bench.scale import measure
 
-    _run(lambda quick: measure(quick, workload or (), trace or ()), options)
+    options = options or Output()
+    report = measure(options.quick, workload or (), trace or ())
+    show(report, as_json=options.json, as_markdown=options.markdown)
 
 
 @app.command

@@ -206,7 +206,7 @@ def planned(work: ScaleWorkload, start_s: float = _START_S) -> Scaled:
     return scaled(work, PlannerController(knobs(work, start_s)), start_s)
 
 
-async def measure(quick: bool, names: Sequence[str] = (), traces: Sequence[Path] = ()) -> BenchReport:
+def measure(quick: bool, names: Sequence[str] = (), traces: Sequence[Path] = ()) -> BenchReport:
     """All workloads, or those that are named. Raises TraceError."""
     found: list[Figure] = []
     times, met = [], []
