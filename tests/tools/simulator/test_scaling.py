@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.bench.scale import MESH, Scaled, ScaleWorkload, knobs, scaled, static
+from penstock.bench.scale import MESH, WORKLOADS, Scaled, ScaleWorkload, knobs, planned, scaled, static
 from penstock.cli.scale.decision import ScaleAction
 from penstock.simulator.capacity import Slo
 from penstock.simulator.controllers import PlannerController, UtilisationController
@@ -66,3 +66,13 @@ def test_an_autoscaler_by_utilisation_scales_too() -> None:
     found = scaled(work(1, 1.5), UtilisationController(SLO.itl_s, 32))
     assert found.met > 0.5
     assert 2 < found.workers < 32
+
+
+def test_a_wave_that_was_seen_is_served_as_well_with_a_fifth_less_worker_time() -> None:
+    """Beside 11 prefill and 3 decode workers, which `penstock bench scale --workload square` finds to be the best split:
+    the third period, after two of which nothing could be foreseen."""
+    load = replace(WORKLOADS["square"](3), since=1200.0)
+    best, own = apart(11, 3, load), planned(load)
+    assert own.met >= best.met > 0.95
+    assert own.workers <= 0.8 * best.workers
+    assert own.met_before < own.met, "a first rise is not foreseen"
