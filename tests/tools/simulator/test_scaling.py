@@ -69,7 +69,7 @@ def test_an_autoscaler_by_utilisation_scales_too() -> None:
 
 
 def test_a_wave_that_was_seen_is_served_as_well_with_a_fifth_less_worker_time() -> None:
-    """Beside 11 prefill and 3 decode workers, which `penstock bench scale --workload square` finds to be the best split:
+    """Beside 11 prefill and 3 decode workers, the best split that `penstock bench scale --workload square` finds:
     the third period, after two of which nothing could be foreseen."""
     load = replace(WORKLOADS["square"](3), since=1200.0)
     best, own = apart(11, 3, load), planned(load)

@@ -49,6 +49,8 @@ PACE = WorkerPace(
     max_running=MODEL.max_running,
 )
 _SLO = Slo(ttft_s=12.0, itl_s=0.06)
+_PATIENT = Slo(ttft_s=20.0, itl_s=0.1)
+"""For prompts of 100,000 tokens, which a worker computes for 20 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,7 @@ def _since(periods: int) -> float:
 WORKLOADS: Mapping[str, Callable[[int], ScaleWorkload]] = {
     "square": lambda periods: ScaleWorkload("square", square(periods), since=_since(periods)),
     "seesaw": lambda periods: ScaleWorkload("seesaw", seesaw(periods), since=_since(periods)),
-    "conversation": lambda periods: ScaleWorkload("conversation", _recorded("conversation")),
+    "conversation": lambda periods: ScaleWorkload("conversation", _recorded("conversation"), _PATIENT),
 }
 """By name; the number of periods is that of the made-up ones."""
 
@@ -220,6 +222,8 @@ def measure(quick: bool, names: Sequence[str] = (), traces: Sequence[Path] = ())
         met.append(own.met / best.good)
         found += _of_one(work.name, own, best, other)
     against = "the best static split, the median of all workloads"
+    if not times:
+        return BenchReport("scale", found, simulated=True)
     head = [
         figure("planner_worker_time_vs_static", times, "ratio", against, _LESS, lower_is_better=True),
         figure("planner_slo_attainment", met, "ratio", against, 1.0),
