@@ -88,7 +88,7 @@ async def test_a_worker_that_cannot_start_is_told(opened: Opened, tiny: Path, tm
     async with opened.actuator(str(tmp_path), EngineSettings()) as actuator:
         with pytest.raises(ActuatorFailed, match="model = "):
             await actuator.add("decode")
-    async with opened.actuator(str(tiny), EngineSettings(block_size=7, kv_pool_tokens=64)) as actuator:
+    async with opened.actuator(str(tiny), EngineSettings(device="cuda:77")) as actuator:
         await actuator.add("decode")
         await until(lambda: opened.lost == ["decode"] or bool(opened.workers()))
         assert opened.lost == ["decode"]
