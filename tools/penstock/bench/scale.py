@@ -151,14 +151,14 @@ class StaticSimulation(Simulation):
     def __init__(self, mesh: SimulatedMesh, work: ScaleWorkload) -> None:
         super().__init__(mesh, work.trace)
         self._work = work
-        self._count = sum(ask.at >= work.since for ask in work.trace.asks)
+        self._count = len(work.trace.asks)
         self._good = self._bad = 0
 
     def met(self) -> float:
-        """The share of requests that met their targets; of a mesh that is not good enough, those that had done so when
-        that was certain."""
+        """The share of the requests that count which met their targets; of a mesh that is not good enough for all of them,
+        the share of all that had done so when that was certain."""
         with suppress(_Hopeless):
-            self.run()
+            return self._work.share(self.run().requests)
         return self._good / self._count
 
     def _place(self, ask: RecordedAsk, served: Served, planned: Planned | PenstockError) -> None:
@@ -171,8 +171,6 @@ class StaticSimulation(Simulation):
         self._judge(served)
 
     def _judge(self, served: Served) -> None:
-        if served.at < self._work.since:
-            return
         good = self._work.slo.met(served)
         self._good += good
         self._bad += not good

@@ -52,7 +52,7 @@ class ScaledSimulation(Simulation):
         self._promised: Counter[str] = Counter()
         """Requests that are planned for a worker and have not ended."""
         self._placed_tokens = self._answer_tokens = 0.0
-        self._arrived = self._answered_requests = 0
+        self._arrived = 0
         self._judged: deque[tuple[float, bool, bool]] = deque()
         """When requests ended, and which targets they met."""
         self.actions: list[tuple[float, ScaleAction]] = []
@@ -76,7 +76,7 @@ class ScaledSimulation(Simulation):
 
     def _place(self, ask: RecordedAsk, served: Served, planned: Planned | PenstockError) -> None:
         if isinstance(planned, PenstockError):
-            self._judge(ask, served, refused=True)
+            self._judge(served, refused=True)
         else:
             self._placed_tokens += planned.uncached_tokens
             for worker in {(planned.prefill or planned.decode).id, planned.decode.id}:
@@ -87,11 +87,9 @@ class ScaledSimulation(Simulation):
         super()._ended(ask, served, planned)
         for worker in {(planned.prefill or planned.decode).id, planned.decode.id}:
             self._promised[worker] -= 1
-        self._judge(ask, served)
+        self._judge(served)
 
-    def _judge(self, ask: RecordedAsk, served: Served, *, refused: bool = False) -> None:
-        self._answered_requests += 1
-        self._answer_tokens += 0 if refused else ask.output
+    def _judge(self, served: Served, *, refused: bool = False) -> None:
         slo = self._setup.slo
         self._judged.append((self._now, not refused and served.ttft_s <= slo.ttft_s, served.itl_s <= slo.itl_s))
 
@@ -108,6 +106,7 @@ class ScaledSimulation(Simulation):
     def _counts(self) -> MeshCounts:
         here = {name: seat for name, seat in self._seats.items() if self._stays[name].gone_at is None}
         decoding = [self._workers[name] for name, seat in here.items() if seat.member.role is Role.DECODE]
+        self._answer_tokens += self._setup.every_s * sum(len(one.streams) / one.step_s for one in decoding)
         queued = sum(self._workers[name].queued for name in here)
         model, sequences = self._mesh.model, sum(len(one.streams) + len(one.waiting) for one in decoding)
         context = sum(one.held for one in decoding)
@@ -117,7 +116,6 @@ class ScaledSimulation(Simulation):
         return MeshCounts(
             at=self._now,
             arrived=self._arrived,
-            answered=self._answered_requests,
             computed_tokens=self._placed_tokens - queued,
             answer_tokens=self._answer_tokens,
             queued_tokens=queued,

@@ -44,8 +44,8 @@ _HURRY = 1.5
 """Workers that make up for what waits are at most so many times those that the load needs anyway."""
 _WAITS = 0.5
 """Of the TTFT target, prompts may wait so long."""
-_WINDOW = 6
-"""Looks over which running answers are averaged."""
+_WINDOW, _SHORT = 6, 2
+"""Looks over which running answers are averaged: the mean over more of them, or the newest where these are more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ class MeshSeen:
     prompt_tokens_per_s: float
     """To be computed, those that wait among them."""
     answer_tokens_per_s: float
-    """That those requests will have."""
+    """That those requests will have, if they are like those before them."""
     backlog_tokens: float
     """Of prompts, to be computed before anything new."""
     sequences: float
@@ -264,13 +264,17 @@ def _needed(mesh: MeshSeen, memory: ScaleMemory, knobs: ScaleKnobs) -> tuple[dic
         f" ({left_s:.2f} s left of them when a new worker would be ready)"
     }
     answers, later = level(memory.answers), peak(memory.answers, ahead)
-    running = sum(memory.sequences) / max(1, len(memory.sequences))
+    running = max(_mean(memory.sequences), _mean(memory.sequences[-_SHORT:]))
     decode = decode_workers(strain["decode"] * max(answers, later), running, mesh.kv_used, pace, targets)
     why["decode"] = (
         f"{answers:,.0f} answer tokens/s, {later:,.0f} expected, {running:.1f} answers run or wait,"
         f" {pace.places(targets.itl_s)} places a worker"
     )
     return {"prefill": max(count, late), "decode": decode}, why
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / max(1, len(values))
 
 
 def _late(mesh: MeshSeen, tokens_per_s: float, knobs: ScaleKnobs) -> tuple[int, float]:

@@ -10,7 +10,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from penstock.cli.scale.decision import JUDGED_S
 
 TTFT, ITL = "vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds"
-E2E, GENERATED = "vllm:e2e_request_latency_seconds_count", "vllm:generation_tokens_total"
 _BUCKET, _COUNT = "_bucket", "_count"
 GatewayFigures = Mapping[str, float]
 """Samples of one gateway, those of buckets by name and upper bound."""
@@ -28,7 +27,7 @@ def _figures(text: str, model: str) -> Iterator[tuple[str, float]]:
                 continue
             if sample.name in (TTFT + _BUCKET, ITL + _BUCKET):
                 yield f"{sample.name} {sample.labels['le']}", sample.value
-            elif sample.name in (TTFT + _COUNT, ITL + _COUNT, E2E, GENERATED):
+            elif sample.name in (TTFT + _COUNT, ITL + _COUNT):
                 yield sample.name, sample.value
 
 

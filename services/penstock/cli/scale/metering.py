@@ -21,11 +21,10 @@ class MeshCounts:
     at: float
     arrived: float
     """Requests."""
-    answered: float
-    """Those that have ended."""
     computed_tokens: float
     """Of prompts."""
     answer_tokens: float
+    """Generated."""
     queued_tokens: float
     """Of prompts, at workers."""
     held: float
@@ -74,7 +73,7 @@ class LoadMeter:
         arrived = _more(now.arrived, last.arrived)
         placed = now.computed_tokens - last.computed_tokens + now.queued_tokens - last.queued_tokens
         self._prompt.add(placed, arrived - (now.held - last.held), seconds)
-        self._answer.add(_more(now.answer_tokens, last.answer_tokens), _more(now.answered, last.answered), seconds)
+        self._answer.add(now.answer_tokens - last.answer_tokens, arrived, seconds)
         came = placed + (now.held - last.held) * self._prompt.mean
         return MeshSeen(
             at=now.at,

@@ -11,7 +11,7 @@ from penstock.cli.scale.actuators.base import Actuator, WorkerPlace
 from penstock.cli.scale.actuators.local import StorePlace
 from penstock.cli.scale.config import ScaleConfig
 from penstock.cli.scale.decision import ROLES, WorkerSeen, WorkRole
-from penstock.cli.scale.judging import E2E, GENERATED, ITL, TTFT, Gathered, Judge, figures
+from penstock.cli.scale.judging import ITL, TTFT, Gathered, Judge, figures
 from penstock.cli.scale.metering import MeshCounts
 from penstock.cli.scale.needs import WorkerPace
 from penstock.cli.scale.web import NoAnswer, call
@@ -31,7 +31,7 @@ class MeshWatch:
 
     def __init__(self, config: ScaleConfig) -> None:
         self._config = config
-        self._computed, self._answered = Gathered(), Gathered()
+        self._done, self._told = Gathered(), Gathered()
         self._judge = Judge()
         self._step = LinearFit((1.0, 16.0))
         self.model = config.model_name
@@ -66,18 +66,15 @@ class MeshWatch:
         self.places = {one.member_id: WorkerPlace(one.member_id, one.address) for one in workers}
         told = await self._gateways(found)
         self._judge.add(told, at)
-        computed = self._computed.add(
-            {one.member_id: {"prompts": float(one.counts.prompts.computed)} for one in workers}
-        )
+        done = self._done.add({one.member_id: _done(one) for one in workers})
         decoding = [one for one in workers if role_of(one) == "decode"]
         targets = self._config.knobs().targets
         waiting = sum(one.waiting for one in workers)
         return MeshCounts(
             at=at,
             arrived=told.get(f"{TTFT}_count", 0.0) + found.held + waiting,
-            answered=told.get(E2E, 0.0),
-            computed_tokens=computed.get("prompts", 0.0),
-            answer_tokens=told.get(GENERATED, 0.0),
+            computed_tokens=done.get("prompts", 0.0),
+            answer_tokens=done.get("generated", 0.0),
             queued_tokens=sum(one.queued_prefill_tokens for one in workers),
             held=found.held,
             sequences=sum(one.running + one.waiting for one in decoding),
@@ -120,7 +117,7 @@ class MeshWatch:
             *(_metrics(address, tls=tls.get(address, False), ca=self._config.ca) for address in addresses)
         )
         pairs = zip(addresses, texts, strict=True)
-        return self._answered.add({address: figures(text, self.model) for address, text in pairs if text})
+        return self._told.add({address: figures(text, self.model) for address, text in pairs if text})
 
     def _pace(self, workers: Sequence[router_pb2.JoinedMember]) -> WorkerPace:
         rates = [one.prefill_tokens_per_s for one in workers if one.prefill_tokens_per_s > 0]
@@ -135,6 +132,11 @@ class MeshWatch:
             sequence_s=sequence_s if known else _SEQUENCE_S,
             max_running=min((one.max_running for one in workers if one.max_running), default=1),
         )
+
+
+def _done(member: router_pb2.JoinedMember) -> dict[str, float]:
+    counts = member.counts
+    return {"prompts": float(counts.prompts.computed), "generated": float(counts.generated)}
 
 
 def _role(member: router_pb2.JoinedMember) -> WorkRole:

@@ -15,7 +15,7 @@ from .seen import PACE
 
 def counts(at: float, **other: Any) -> MeshCounts:
     figures: dict[str, Any] = dict.fromkeys(
-        ["arrived", "answered", "computed_tokens", "answer_tokens", "queued_tokens", "held", "sequences", "kv_used"],
+        ["arrived", "computed_tokens", "answer_tokens", "queued_tokens", "held", "sequences", "kv_used"],
         0.0,
     )
     return MeshCounts(at=at, pace=PACE, workers=[], starting={}, **figures | other)
@@ -33,10 +33,11 @@ def test_what_waits_has_come_too() -> None:
     assert later.backlog_tokens == pytest.approx(6000.0)
 
 
-def test_answers_that_have_begun_will_be_as_long_as_those_that_ended() -> None:
+def test_answers_are_expected_to_be_as_long_as_those_before() -> None:
     meter = LoadMeter()
     meter.look(counts(0))
-    seen = meter.look(counts(10, arrived=30, answered=10, answer_tokens=1000))
+    meter.look(counts(10, arrived=10, answer_tokens=1000))
+    seen = meter.look(counts(20, arrived=40, answer_tokens=4000))
     assert seen is not None and seen.answer_tokens_per_s == pytest.approx(300.0)
 
 
