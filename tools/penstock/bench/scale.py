@@ -155,8 +155,8 @@ class StaticSimulation(Simulation):
         self._good = self._bad = 0
 
     def met(self) -> float:
-        """The share of the requests that count which met their targets; of a mesh that is not good enough for all of them,
-        the share of all that had done so when that was certain."""
+        """The share of the requests that count which met their targets; of a mesh that is not good enough for all
+        requests, the share of these that had done so when that was certain."""
         with suppress(_Hopeless):
             return self._work.share(self.run().requests)
         return self._good / self._count
