@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.bench.scale import MESH, WORKLOADS, Scaled, ScaleWorkload, knobs, planned, scaled, static
-from penstock.cli.scale.decision import ScaleAction
+from penstock.cli.scale.state import ScaleAction
 from penstock.simulator.capacity import Slo
 from penstock.simulator.controllers import PlannerController, UtilisationController
 from penstock.simulator.scaling import ScaledSimulation, ScalingSetup

@@ -17,8 +17,8 @@ from math import ceil
 from pathlib import Path
 
 from penstock.bench.harness import BenchReport, Figure, figure, missing
-from penstock.cli.scale.decision import ScaleKnobs
 from penstock.cli.scale.needs import SloTargets, WorkerPace
+from penstock.cli.scale.state import ScaleKnobs
 from penstock.errors import PenstockError
 from penstock.router.plans import Planned
 from penstock.router.workers import StepCost

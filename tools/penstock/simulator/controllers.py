@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 
-from penstock.cli.scale.decision import ROLES, MeshSeen, ScaleAction, ScaleKnobs, ScaleMemory, WorkRole, decide
+from penstock.cli.scale.decision import decide
+from penstock.cli.scale.state import ROLES, MeshSeen, ScaleAction, ScaleKnobs, ScaleMemory, WorkRole
 
 _OVER_S = 15.0
 """Seconds over which utilisation is averaged, as often as Kubernetes looks."""

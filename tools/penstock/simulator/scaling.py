@@ -9,9 +9,9 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from penstock.cli.scale.decision import JUDGED_S, MeshSeen, ScaleAction, WorkerSeen, WorkRole
 from penstock.cli.scale.metering import LoadMeter, MeshCounts
 from penstock.cli.scale.needs import WorkerPace
+from penstock.cli.scale.state import JUDGED_S, MeshSeen, ScaleAction, WorkerSeen, WorkRole
 from penstock.errors import PenstockError
 from penstock.router.plans import Planned
 from penstock.router.workers import Role

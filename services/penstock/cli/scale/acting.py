@@ -9,7 +9,7 @@ import structlog
 
 from penstock.cli.asking import CALL_S, of_first
 from penstock.cli.scale.actuators.base import Actuator, ActuatorFailed, WorkerPlace
-from penstock.cli.scale.decision import ROLES, ScaleAction, WorkerSeen, WorkRole
+from penstock.cli.scale.state import ROLES, ScaleAction, WorkerSeen, WorkRole
 from penstock.errors import NotFound, PenstockError
 from penstock.runtime.config import HostPort
 from penstock.runtime.metrics import ScaleMetrics

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 from cyclopts import Parameter
 
-from penstock.cli.scale.decision import ScaleKnobs, WorkRole
 from penstock.cli.scale.needs import SloTargets
+from penstock.cli.scale.state import ScaleKnobs, WorkRole
 from penstock.engine.config import EngineSettings
 from penstock.models import NAMES
 from penstock.runtime.config import (

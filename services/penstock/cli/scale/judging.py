@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.cli.scale.decision import JUDGED_S
+from penstock.cli.scale.state import JUDGED_S
 
 TTFT, ITL = "vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds"
 _BUCKET, _COUNT = "_bucket", "_count"

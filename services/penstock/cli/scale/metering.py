@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from penstock.cli.scale.decision import MeshSeen, WorkerSeen, WorkRole
 from penstock.cli.scale.needs import WorkerPace
+from penstock.cli.scale.state import MeshSeen, WorkerSeen, WorkRole
 
 _HALF_LIFE_S = 60.0
 """Of what is believed of the length of prompts and answers."""

@@ -17,8 +17,9 @@ from penstock.cli.scale.actuators.kubernetes import KubernetesAccess, Kubernetes
 from penstock.cli.scale.actuators.local import LocalMesh, local_actuator
 from penstock.cli.scale.actuators.webhook import WebhookActuator, WebhookTarget
 from penstock.cli.scale.config import ScaleConfig
-from penstock.cli.scale.decision import ROLES, MeshSeen, ScaleDecision, ScaleMemory, decide
+from penstock.cli.scale.decision import decide
 from penstock.cli.scale.metering import LoadMeter
+from penstock.cli.scale.state import ROLES, MeshSeen, ScaleDecision, ScaleMemory
 from penstock.cli.scale.watching import MeshWatch
 from penstock.errors import PenstockError
 from penstock.runtime.metrics import ScaleMetrics

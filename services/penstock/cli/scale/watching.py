@@ -10,10 +10,10 @@ from penstock.cli.asking import members, of_first, role_of, state_of
 from penstock.cli.scale.actuators.base import Actuator, WorkerPlace
 from penstock.cli.scale.actuators.local import StorePlace
 from penstock.cli.scale.config import ScaleConfig
-from penstock.cli.scale.decision import ROLES, WorkerSeen, WorkRole
 from penstock.cli.scale.judging import ITL, TTFT, Gathered, Judge, figures
 from penstock.cli.scale.metering import MeshCounts
 from penstock.cli.scale.needs import WorkerPace
+from penstock.cli.scale.state import ROLES, WorkerSeen, WorkRole
 from penstock.cli.scale.web import NoAnswer, call
 from penstock.engine.fit import LinearFit
 from penstock.errors import Refused

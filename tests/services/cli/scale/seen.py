@@ -5,16 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from penstock.cli.scale.decision import (
-    MeshSeen,
-    ScaleAction,
-    ScaleKnobs,
-    ScaleMemory,
-    WorkerSeen,
-    WorkRole,
-    decide,
-)
+from penstock.cli.scale.decision import decide
 from penstock.cli.scale.needs import SloTargets, WorkerPace
+from penstock.cli.scale.state import MeshSeen, ScaleAction, ScaleKnobs, ScaleMemory, WorkerSeen, WorkRole
 
 TARGETS = SloTargets(ttft_s=2.0, itl_s=0.06, share=0.9)
 PACE = WorkerPace(prefill_rate=5000.0, step_s=0.02, sequence_s=0.001, max_running=64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.cli.scale.acting import ScaleActs
 from penstock.cli.scale.actuators.base import ActuatorFailed, WorkerPlace
-from penstock.cli.scale.decision import ScaleAction, WorkerSeen, WorkRole
+from penstock.cli.scale.state import ScaleAction, WorkerSeen, WorkRole
 from penstock.runtime.config import HostPort
 from penstock.runtime.metrics import ScaleMetrics
 

@@ -8,7 +8,8 @@ from math import ceil
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cli.scale.decision import ROLES, ScaleMemory, WorkerSeen, WorkRole, decide
+from penstock.cli.scale.decision import decide
+from penstock.cli.scale.state import ROLES, ScaleMemory, WorkerSeen, WorkRole
 
 from .seen import KNOBS, PACE, Fleet
 

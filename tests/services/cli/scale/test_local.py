@@ -12,7 +12,7 @@ import pytest
 from penstock.cli.mesh import MeshOptions
 from penstock.cli.scale.actuators.base import ActuatorFailed, WorkerPlace
 from penstock.cli.scale.actuators.local import LocalActuator, LocalMesh, StorePlace, local_actuator
-from penstock.cli.scale.decision import WorkRole
+from penstock.cli.scale.state import WorkRole
 from penstock.engine.config import EngineSettings
 from penstock.router.config import RouterConfig
 from penstock.router.service import Router, open_router

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.cli.scale.decision import WorkRole
+from penstock.cli.scale.state import WorkRole
 
 
 class ActuatorFailed(Exception):

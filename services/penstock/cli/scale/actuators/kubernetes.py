@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 from penstock.cli.scale.actuators.base import ActuatorFailed, WorkerPlace
-from penstock.cli.scale.decision import WorkRole
+from penstock.cli.scale.state import WorkRole
 from penstock.cli.scale.web import NoAnswer, WebAnswer, call
 from penstock.runtime.config import HostPort
 

@@ -14,7 +14,7 @@ from penstock.cli.child import ChildSpec
 from penstock.cli.mesh import MeshOptions, added_worker
 from penstock.cli.ports import Ports, reserved_ports
 from penstock.cli.scale.actuators.base import ActuatorFailed, WorkerPlace
-from penstock.cli.scale.decision import WorkRole
+from penstock.cli.scale.state import WorkRole
 from penstock.cli.supervisor import ChildChange, ChildFailed, ChildState, Patience, supervised
 from penstock.errors import PenstockError
 from penstock.runtime.config import ConfigError, HostPort

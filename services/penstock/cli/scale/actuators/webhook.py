@@ -17,7 +17,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from penstock.cli.scale.actuators.base import ActuatorFailed, WorkerPlace
-from penstock.cli.scale.decision import WorkRole
+from penstock.cli.scale.state import WorkRole
 from penstock.cli.scale.web import NoAnswer, call
 
 _ATTEMPTS = 4
