@@ -21,7 +21,7 @@ from penstock.testing.mesh import MeshSetup
 from .support import ask, prompt, until
 
 SHORT = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
-LONG = replace(SHORT, max_tokens=300)
+LONG = replace(SHORT, max_tokens=100)
 PLACES = 4
 """Of each worker."""
 QUICK = {"every_s": 0.25, "start_s": 1.0, "down_after_s": 1.5, "flip_after_s": 0.5, "cool_s": 0.5}
