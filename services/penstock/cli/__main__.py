@@ -40,6 +40,9 @@ def make_app() -> App:
     app.command("penstock.load.command:app", name="load", help="Loads any server with OpenAI's API, open loop.")
     app.command("penstock.gateway.accounts.commands:app", name="keys", help="Adds, lists and revokes API keys.")
     app.command("penstock.cli.ctl:app", name="ctl", help="Shows what a mesh does and why, and changes it.")
+    app.command(
+        _service("scale", "Has as many workers of each role there as targets need.", module="penstock.cli.scale")
+    )
     app.command("penstock.cli.evaluating:app", name="models", help="Trains and evaluates the embedded models.")
     for service, what in _SERVICES.items():
         app.command(_service(service, what))
@@ -90,13 +93,13 @@ def _mesh_command(name: str, run: Callable[..., int]) -> App:
     return app
 
 
-def _service(service: str, what: str) -> App:
-    """A command that becomes `python -m penstock.<service>`: its own help, its own settings."""
+def _service(service: str, what: str, module: str = "") -> App:
+    """A command that becomes `python -m penstock.<service>`, or `module`: its own help, its own settings."""
     app = App(name=service, help=what, group="Services", help_flags=[], version_flags=[])
 
     def start(*arguments: Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]) -> None:
         os.environ[COMMAND] = f"penstock {service}"
-        os.execv(sys.executable, [sys.executable, "-m", f"penstock.{service}", *arguments])
+        os.execv(sys.executable, [sys.executable, "-m", module or f"penstock.{service}", *arguments])
 
     app.default(start)
     return app

@@ -261,13 +261,7 @@ def plan_mesh(options: MeshOptions, ports: Ports, *, redis: str = "") -> MeshPla
     routers, store = [ports.reserve() for _ in range(options.routers)], ports.reserve()
     doors = [(http, grpc)]
     doors += [(ports.reserve(0, options.host), ports.reserve(0, options.host)) for _ in range(1, options.gateways)]
-    worker = (
-        "--router",
-        ",".join(routers),
-        "--kvstore",
-        store,
-        *arguments(replace(options.engine, draft_head="none"), _SAID),
-    )
+    worker = _worker_arguments(options.engine, routers, store)
     first, *others = models
     served: tuple[str, ...] = ("--model-dir", str(first.directory), "--model-name", first.name)
     served += tuple(word for model in others for word in ("--also", f"{model.name}={model.directory}"))
@@ -280,6 +274,33 @@ def plan_mesh(options: MeshOptions, ports: Ports, *, redis: str = "") -> MeshPla
     scheme = "https" if options.tls_cert else "http"
     url, *further = (f"{scheme}://{_reachable(address)}" for address, _ in doors)
     return MeshPlan(url, tuple(children), _reachable(grpc), tuple(further), note, router=routers[0])
+
+
+def added_worker(
+    options: MeshOptions,
+    role: str,
+    address: HostPort,
+    *,
+    routers: Sequence[HostPort],
+    store: str,
+    host: str,
+    name: str,
+) -> ChildSpec:
+    """One more worker for the first model of `options`, in a mesh that runs: as `plan_mesh` has it, but for drafts and
+    cores of its own, and nobody forks it. `store` is the address of its store, `host` that one's host; both may be
+    empty. Raises ConfigError for an unusable model."""
+    directory = model_directory("model", options.models[0])
+    own: tuple[str, ...] = ("--address", address, "--model", str(directory), "--model-name", options.names[0])
+    own += ("--draft", "none")
+    own += ("--host-id", host) if host else ()
+    child = _child(options, role, _WORKERS, *_worker_arguments(options.engine, routers, store), *own)
+    return replace(child, name=name, imports="")
+
+
+def _worker_arguments(engine: EngineSettings, routers: Sequence[HostPort], store: str) -> tuple[str, ...]:
+    """What all workers of a mesh are told."""
+    where = ("--kvstore", store) if store else ()
+    return ("--router", ",".join(routers), *where, *arguments(replace(engine, draft_head="none"), _SAID))
 
 
 def _routers(options: MeshOptions, addresses: Sequence[HostPort], redis: str) -> Iterator[ChildSpec]:

@@ -50,6 +50,7 @@ def test_help_names_every_command() -> None:
         "bench",
         "load",
         "ctl",
+        "scale",
         "models",
         "gateway",
         "router",

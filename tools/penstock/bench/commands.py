@@ -239,6 +239,30 @@ def batch(options: Options = None) -> None:
 
 
 @app.command
+def scale(
+    options: Options = None,
+    *,
+    workload: list[Literal["square", "seesaw", "conversation"]] | None = None,
+    trace: list[Path] | None = None,
+) -> None:
+    """The planner of `penstock scale` beside the best split of workers that stay, and beside an autoscaler by
+    utilisation: worker time and requests within their targets, before modelled workers that take time to start.
+
+    Parameters
+    ----------
+    workload:
+        Only these. Default: all.
+    trace:
+        Instead of them, workloads as `penstock simulate` reads them, or CSV files of lengths as Azure publishes them.
+    """
+    from penstock.bench.scale import measure
+
+    options = options or Output()
+    report = measure(options.quick, workload or (), trace or ())
+    show(report, as_json=options.json, as_markdown=options.markdown)
+
+
+@app.command
 def paired(other: Path, name: str, *, rounds: int = 3, quick: bool = False, json: bool = False) -> None:
     """A bench here and in another checkout, in turns: the ratio of each figure, here : there.
 

@@ -46,13 +46,23 @@ class Tried:
 class CapacitySearch:
     """Finds the cheapest split. Each mesh is simulated once."""
 
-    def __init__(self, mesh: SimulatedMesh, good: float, share: Callable[[SimulatedMesh], float], most: int) -> None:
+    def __init__(
+        self,
+        mesh: SimulatedMesh,
+        good: float,
+        share: Callable[[SimulatedMesh], float],
+        most: int,
+        *,
+        least: tuple[int, int] | None = None,
+    ) -> None:
         """`mesh`: all but the numbers of workers; `good`: the part of the requests that shall meet their targets;
-        `share`: simulates a mesh and returns that part; `most`: workers at most."""
+        `share`: simulates a mesh and returns that part; `most`: workers at most; `least`: prefill and decode workers
+        that a split has at least, where none of both roles are wanted."""
         self._mesh = mesh
         self._good = good
         self._share = share
         self._most = most
+        self._least = least
         self._tried: dict[tuple[int, int, int], Tried] = {}
 
     @property
@@ -66,12 +76,12 @@ class CapacitySearch:
         Takes for granted that more workers are no worse, and that of one number of workers the best split has no
         worse ones between it and those that are worse than it: both hold but for noise.
         """
-        enough = 1
+        least = enough = sum(self._least) if self._least else 1
         while (found := self._best(enough)).good < self._good:
             if enough == self._most:
                 return None
             enough = min(2 * enough, self._most)
-        low = enough // 2 + 1 if enough > 1 else 1
+        low = enough // 2 + 1 if enough > least else least
         while low < enough:
             middle = (low + enough) // 2
             best = self._best(middle)
@@ -83,10 +93,11 @@ class CapacitySearch:
 
     def _best(self, workers: int) -> Tried:
         """Of all splits of so many workers, the one for all among them."""
-        best = self._try(0, 0, workers)
+        together = [] if self._least else [self._try(0, 0, workers)]
         if workers < 2:
-            return best
-        low, high = 1, workers - 1
+            return together[0]
+        fewest, others = self._least or (1, 1)
+        low, high = fewest, workers - others
         while high - low >= _ALL:
             left = low + (high - low) // 3
             right = high - (high - low) // 3
@@ -95,7 +106,7 @@ class CapacitySearch:
             else:
                 high = right - 1 if self._good_at(left, workers) > self._good_at(right, workers) else right
         apart = [self._try(prefill, workers - prefill, 0) for prefill in range(low, high + 1)]
-        return max(best, *apart, key=lambda one: one.good)
+        return max([*together, *apart], key=lambda one: one.good)
 
     def _good_at(self, prefill: int, workers: int) -> float:
         return self._try(prefill, workers - prefill, 0).good

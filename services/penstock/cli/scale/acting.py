@@ -1,0 +1,160 @@
+"""Does what was decided: tells workers by way of a router, and has the actuator start and end them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+import structlog
+
+from penstock.cli.asking import CALL_S, of_first
+from penstock.cli.scale.actuators.base import Actuator, ActuatorFailed, WorkerPlace
+from penstock.cli.scale.state import ROLES, ScaleAction, WorkerSeen, WorkRole
+from penstock.errors import NotFound, PenstockError
+from penstock.runtime.config import HostPort
+from penstock.runtime.metrics import ScaleMetrics
+from penstock.v1 import router_pb2, router_pb2_grpc
+
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 5.0, 300.0
+"""Of the actuator after a failure; twice as long after each in a row."""
+_LATE = 10.0
+"""A worker that is not there after so many times the time of a start is not waited for any more."""
+_LATE_S = 60.0
+"""At least."""
+_ROLES: Mapping[WorkRole, router_pb2.Role.ValueType] = {
+    "prefill": router_pb2.ROLE_PREFILL,
+    "decode": router_pb2.ROLE_DECODE,
+}
+_LOG = structlog.get_logger("penstock.scale")
+
+
+class ScaleActs:
+    """Owner of what was ordered and has not come."""
+
+    def __init__(
+        self,
+        routers: Sequence[HostPort],
+        metrics: ScaleMetrics,
+        clock: Callable[[], float],
+        *,
+        start_s: float,
+    ) -> None:
+        self._routers = routers
+        self.metrics = metrics
+        self._clock = clock
+        self._late_s = max(_LATE * start_s, _LATE_S)
+        self._orders: list[tuple[WorkRole, float]] = []
+        """Roles, and when they were ordered, the oldest first."""
+        self._known: set[str] | None = None
+        """Workers that were there at the last look; None: there was none."""
+        self.gone: set[str] = set()
+        """Workers that the actuator has taken away, as long as the router still knows them."""
+        self.drained: set[str] = set()
+        """Workers that were told to drain, and were not taken away."""
+        self._paused_until, self._pause_s = 0.0, _FIRST_PAUSE_S
+
+    @property
+    def can_use_actuator(self) -> bool:
+        """Whether it has not failed just now."""
+        return self._clock() >= self._paused_until
+
+    def starting(self) -> Mapping[WorkRole, int]:
+        """Workers that were ordered, by role."""
+        now = self._clock()
+        late = [order for order in self._orders if now - order[1] > self._late_s]
+        for role, at in late:
+            _LOG.warning("a worker that was ordered has not come", role=role, ordered_s=round(now - at, 1))
+            self._orders.remove((role, at))
+            self._fail("add")
+        return Counter(role for role, _ in self._orders)
+
+    def lost(self, role: WorkRole) -> None:
+        """One that was ordered could not start."""
+        order = next((order for order in self._orders if order[0] == role), None)
+        if order is not None:
+            self._orders.remove(order)
+            self._fail("add")
+
+    async def welcome(self, workers: Sequence[WorkerSeen], listed: set[str]) -> None:
+        """Workers that are new take the roles that were ordered. `listed`: all that the router knows."""
+        self.gone &= listed
+        self.drained &= listed
+        here = {one.id for one in workers}
+        new = [one for one in workers if self._known is not None and one.id not in self._known]
+        self._known = here
+        for one in new:
+            order = next((order for order in self._orders if order[0] == one.role), None) or next(
+                iter(self._orders), None
+            )
+            if order is None:
+                continue
+            self._orders.remove(order)
+            _LOG.info("a worker that was ordered has come", worker=one.id, role=order[0])
+            if order[0] != one.role:
+                await self._try("flip", self._tell(one.id, router_pb2.MemberCommand(role=_ROLES[order[0]])))
+
+    async def do(self, action: ScaleAction, places: Mapping[str, WorkerPlace], actuator: Actuator) -> None:
+        """One action. What fails is logged and counted, and decided on again at the next look."""
+        match action.kind:
+            case "add":
+                if self.can_use_actuator and await self._use("add", actuator.add(action.role)):
+                    self._orders.append((action.role, self._clock()))
+            case "remove":
+                if self.can_use_actuator and await self._use("remove", actuator.remove(places[action.worker])):
+                    self.gone.add(action.worker)
+                    self.drained.discard(action.worker)
+            case "flip":
+                await self._try("flip", self._tell(action.worker, router_pb2.MemberCommand(role=_ROLES[action.role])))
+            case "drain":
+                if await self._try("drain", self._tell(action.worker, router_pb2.MemberCommand(drain=True))):
+                    self.drained.add(action.worker)
+            case "undrain":
+                if await self._try("undrain", self._tell(action.worker, router_pb2.MemberCommand(drain=False))):
+                    self.drained.discard(action.worker)
+
+    async def bring_back(self) -> None:
+        """Those that were drained and are still there get work again: nobody else would do that for them."""
+        for worker in sorted(self.drained):
+            await self._try("undrain", self._tell(worker, router_pb2.MemberCommand(drain=False)))
+        self.drained.clear()
+
+    async def _tell(self, worker: str, command: router_pb2.MemberCommand) -> None:
+        request = router_pb2.CommandRequest(member=worker, command=command)
+
+        async def tell(stub: router_pb2_grpc.RouterAsyncStub) -> router_pb2.CommandResponse:
+            return await stub.Command(request, timeout=CALL_S)
+
+        await of_first(self._routers, tell)
+
+    async def _try(self, kind: str, telling: Awaitable[object]) -> bool:
+        try:
+            await telling
+        except NotFound:
+            return False  # it has left meanwhile
+        except PenstockError as error:
+            _LOG.warning("a worker was not told", kind=kind, reason=error.message)
+            self.metrics.failures.labels(kind).inc()
+            return False
+        return True
+
+    async def _use(self, kind: str, doing: Awaitable[object]) -> bool:
+        try:
+            await doing
+        except ActuatorFailed as error:
+            _LOG.warning("the actuator failed", kind=kind, reason=str(error), pause_s=self._pause_s)
+            self._fail(kind)
+            return False
+        self._pause_s = _FIRST_PAUSE_S
+        return True
+
+    def _fail(self, kind: str) -> None:
+        self.metrics.failures.labels(kind).inc()
+        self._paused_until = self._clock() + self._pause_s
+        self._pause_s = min(2 * self._pause_s, _LAST_PAUSE_S)
+
+    def show(self, workers: Sequence[WorkerSeen]) -> None:
+        """As metrics."""
+        starting = self.starting()
+        for role in ROLES:
+            self.metrics.present.labels(role).set(sum(one.role == role and one.ready for one in workers))
+            self.metrics.starting.labels(role).set(starting.get(role, 0))

@@ -1,0 +1,1 @@
+"""Who starts and ends workers for `penstock scale`."""

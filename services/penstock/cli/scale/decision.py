@@ -1,0 +1,166 @@
+"""Which workers a mesh is to have next: what was seen and what is remembered in, actions out. No clock, no await.
+
+Prompts and answers are planned apart. What each needs (`needs.py`) is asked for the load that is expected while a new
+worker would start (`forecast.py`), and for what waits already. Then, in this order:
+
+1. a role that lacks workers gets back those that are being drained, of the other role too;
+2. then those that the other role has had to spare for `flip_after_s`: changing a role costs nothing and takes no time;
+3. then new ones.
+4. A role that has had workers to spare for `down_after_s`, however its need went up and down meanwhile, loses them, the
+   least busy first: they drain, and are removed when nothing runs there any more. Of a load whose period is known
+   `flip_after_s` is enough, as the need says what comes next.
+
+So more is done at once and less is done late, and what was done for one reason is not undone for the opposite one
+within `cool_s`: a steady load comes to rest. Nothing goes below `least` or above `most`, nor below the workers whose
+places the running answers fill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import ceil, inf, sqrt
+
+from penstock.cli.scale.forecast import level, peak, seen
+from penstock.cli.scale.moves import Moves
+from penstock.cli.scale.needs import decode_workers, prefill_workers
+from penstock.cli.scale.state import (
+    JUDGED_S,
+    ROLES,
+    MeshSeen,
+    ScaleDecision,
+    ScaleKnobs,
+    ScaleMemory,
+    ScaleWant,
+    WorkRole,
+)
+
+_STRAINED = 1.15
+"""How much more load is planned for after targets were missed with as many workers as the plan wanted."""
+_MOST_STRAIN = 2.0
+_RELAXED_S = 6 * 3600.0
+"""After so many seconds in which they are met, half of that is left: long, as who gives the worker back too soon needs
+it again."""
+_ENOUGH = 20
+"""Requests by which targets are judged."""
+_HURRY = 1.5
+"""Workers that make up for what waits are at most so many times those that the load needs anyway."""
+_WAITS = 0.5
+"""Of the TTFT target, prompts may wait so long."""
+_WINDOW, _SHORT = 6, 2
+"""Looks over which running answers are averaged: the mean over more of them, or the newest where these are more."""
+
+
+def decide(mesh: MeshSeen, memory: ScaleMemory, knobs: ScaleKnobs) -> tuple[ScaleDecision, ScaleMemory]:
+    """What to do now, and what to remember until the next look."""
+    memory = _remembered(mesh, memory, knobs)
+    needed, why = _needed(mesh, memory, knobs)
+    want = {role: min(max(needed[role], knobs.least[role], 1), knobs.most[role]) for role in ROLES}
+    wants = {
+        role: (
+            *(one for one in memory.wants.get(role, ()) if mesh.at - one.at < knobs.down_after_s),
+            ScaleWant(mesh.at, want[role]),
+        )
+        for role in ROLES
+    }
+    memory = replace(memory, wants=wants)
+    moves = Moves(mesh, memory, knobs, want, why)
+    moves.raise_all()
+    moves.lower_all()
+    moves.remove()
+    return ScaleDecision(actions=moves.actions, want=want, why=why), moves.memory
+
+
+def _remembered(mesh: MeshSeen, memory: ScaleMemory, knobs: ScaleKnobs) -> ScaleMemory:
+    passed = mesh.at - memory.at
+    looks = 1 if passed == inf else max(1, round(passed / knobs.every_s))
+    memory = _strained(mesh, memory, knobs, min(passed, knobs.every_s * looks))
+    return replace(
+        memory,
+        at=mesh.at,
+        prompts=seen(memory.prompts, mesh.prompt_tokens_per_s, mesh.requests_per_s * knobs.every_s, looks),
+        answers=seen(memory.answers, mesh.answer_tokens_per_s, mesh.requests_per_s * knobs.every_s, looks),
+        sequences=(*memory.sequences, mesh.sequences)[-_WINDOW:],
+        leaving={
+            one.id: mesh.at if one.busy else memory.leaving[one.id]
+            for one in mesh.workers
+            if one.draining and one.id in memory.leaving
+        },
+    )
+
+
+def _strained(mesh: MeshSeen, memory: ScaleMemory, knobs: ScaleKnobs, passed_s: float) -> ScaleMemory:
+    """Targets that are missed although there are as many workers as were wanted, for as long as it takes to show, say
+    that the workers do less than is thought."""
+    strain, since, missed = dict(memory.strain), dict(memory.strained_at), dict(memory.missed_at)
+    shares: Mapping[WorkRole, float] = {"prefill": mesh.ttft_met, "decode": mesh.itl_met}
+    for role, met in shares.items():
+        if mesh.judged < _ENOUGH or role not in memory.wants:
+            continue
+        if not _missed(met, mesh.judged, knobs.targets.share):
+            missed[role] = inf
+            strain[role] = 1 + (strain[role] - 1) * 0.5 ** (max(0.0, passed_s) / _RELAXED_S)
+            continue
+        missed[role] = inf if _makes_up(mesh, knobs) else min(missed[role], mesh.at)
+        if mesh.at - missed[role] >= JUDGED_S and _settled(mesh, memory, knobs, role):
+            strain[role] = min(_MOST_STRAIN, strain[role] * _STRAINED)
+            since[role] = mesh.at
+    return replace(memory, strain=strain, strained_at=since, missed_at=missed)
+
+
+def _makes_up(mesh: MeshSeen, knobs: ScaleKnobs) -> bool:
+    """Whether so many prompts wait that targets are missed for that reason."""
+    rate = max(1, len(mesh.having("prefill"))) * mesh.pace.prefill_rate
+    return mesh.backlog_tokens > _WAITS * knobs.targets.ttft_s * rate
+
+
+def _missed(met: float, judged: int, share: float) -> bool:
+    """Whether fewer met a target than should, by more than chance explains."""
+    return (share - met) * judged > 2 * sqrt(judged * share * (1 - share))
+
+
+def _settled(mesh: MeshSeen, memory: ScaleMemory, knobs: ScaleKnobs, role: WorkRole) -> bool:
+    """Whether a role has had the workers that it wanted for so long that what is seen comes of it."""
+    since = max(memory.strained_at[role], memory.raised_at[role] + knobs.start_s, memory.lowered_at[role])
+    shows_s = JUDGED_S + knobs.cool_s
+    late = [one.count for one in memory.wants[role] if mesh.at - one.at < shows_s]
+    return mesh.at - since >= shows_s and len(mesh.having(role)) >= max(late, default=0)
+
+
+def _needed(mesh: MeshSeen, memory: ScaleMemory, knobs: ScaleKnobs) -> tuple[dict[WorkRole, int], dict[WorkRole, str]]:
+    """Workers of each role, and the figures behind them."""
+    ahead, pace, targets = ceil((knobs.start_s + knobs.every_s) / knobs.every_s) + 1, mesh.pace, knobs.targets
+    requests = level(replace(memory.prompts, work=memory.prompts.requests)) / knobs.every_s
+    prompts, soon = level(memory.prompts), peak(memory.prompts, ahead)
+    strain = memory.strain
+    own = prompts / requests if requests > 0 else 0.0
+    expected = strain["prefill"] * max(prompts, soon)
+    count = prefill_workers(expected, max(requests, expected / own) if own else 0.0, pace, targets)
+    late, left_s = _late(mesh, strain["prefill"] * prompts, knobs)
+    late = min(late, ceil(_HURRY * count))
+    why: dict[WorkRole, str] = {
+        "prefill": f"{prompts:,.0f} prompt tokens/s, {soon:,.0f} expected, {mesh.backlog_tokens:,.0f} wait"
+        f" ({left_s:.2f} s left of them when a new worker would be ready)"
+    }
+    answers, later = level(memory.answers), peak(memory.answers, ahead)
+    running = max(_mean(memory.sequences), _mean(memory.sequences[-_SHORT:]))
+    decode = decode_workers(strain["decode"] * max(answers, later), running, mesh.kv_used, pace, targets)
+    why["decode"] = (
+        f"{answers:,.0f} answer tokens/s, {later:,.0f} expected, {running:.1f} answers run or wait,"
+        f" {pace.places(targets.itl_s)} places a worker"
+    )
+    return {"prefill": max(count, late), "decode": decode}, why
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / max(1, len(values))
+
+
+def _late(mesh: MeshSeen, tokens_per_s: float, knobs: ScaleKnobs) -> tuple[int, float]:
+    """Workers that make up, within as long again, for the prompts that will wait too long when a new one is ready; and
+    the seconds for which those prompts, and all that will wait then, would keep the present ones busy."""
+    count, rate, horizon_s = max(1, mesh.count("prefill")), mesh.pace.prefill_rate, knobs.start_s + knobs.every_s
+    left_s = max(0.0, mesh.backlog_tokens + (tokens_per_s - count * rate) * horizon_s) / (count * rate)
+    too_long = (left_s - _WAITS * knobs.targets.ttft_s) * count * rate
+    clear_s = max(knobs.targets.ttft_s, knobs.start_s)
+    return (ceil((tokens_per_s + too_long / clear_s) / rate - 1e-9) if too_long > 0 else 0), left_s

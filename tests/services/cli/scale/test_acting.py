@@ -1,0 +1,149 @@
+"""What was ordered and has not come, and what failed: nothing is lost, nothing is asked for again and again."""
+
+from __future__ import annotations
+
+from penstock.cli.scale.acting import ScaleActs
+from penstock.cli.scale.actuators.base import ActuatorFailed, WorkerPlace
+from penstock.cli.scale.state import ScaleAction, WorkerSeen, WorkRole
+from penstock.runtime.config import HostPort
+from penstock.runtime.metrics import ScaleMetrics
+
+PLACE = WorkerPlace("w1", "127.0.0.1:7500")
+ADD = ScaleAction(kind="add", role="decode", reason="a test")
+REMOVE = ScaleAction(kind="remove", role="decode", worker="w1", reason="a test")
+
+
+class FakeActuator:
+    """Does what it is asked for, or fails."""
+
+    adds = True
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.fails = False
+
+    def removes(self, worker: WorkerPlace) -> bool:
+        return True
+
+    async def add(self, role: WorkRole) -> None:
+        self._ask(f"add {role}")
+
+    async def remove(self, worker: WorkerPlace) -> None:
+        self._ask(f"remove {worker.id}")
+
+    def _ask(self, what: str) -> None:
+        self.asked.append(what)
+        if self.fails:
+            raise ActuatorFailed("it is out of order")
+
+
+class Acts:
+    """Acts on a clock of the test's own, before a router that nobody reaches."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.actuator, self.metrics = FakeActuator(), ScaleMetrics()
+        self.acts = ScaleActs([HostPort("127.0.0.1:1")], self.metrics, lambda: self.now, start_s=10.0)
+
+    async def do(self, action: ScaleAction) -> None:
+        await self.acts.do(action, {"w1": PLACE}, self.actuator)
+
+    def failures(self, kind: str) -> float:
+        return self.metrics.failures.labels(kind)._value.get()
+
+
+def seen(id: str, role: WorkRole = "decode") -> WorkerSeen:
+    return WorkerSeen(id=id, role=role, ready=True)
+
+
+async def test_a_worker_that_was_ordered_counts_until_it_has_come() -> None:
+    one = Acts()
+    await one.acts.welcome([seen("w0")], {"w0"})
+    await one.do(ADD)
+    assert one.acts.starting() == {"decode": 1}
+    await one.acts.welcome([seen("w0")], {"w0"})
+    assert one.acts.starting() == {"decode": 1}
+    await one.acts.welcome([seen("w0"), seen("new")], {"w0", "new"})
+    assert one.acts.starting() == {}
+
+
+async def test_workers_that_are_there_at_the_first_look_were_not_ordered() -> None:
+    one = Acts()
+    await one.do(ADD)
+    await one.acts.welcome([seen("w0")], {"w0"})
+    assert one.acts.starting() == {"decode": 1}
+
+
+async def test_an_actuator_that_fails_is_left_alone_for_longer_and_longer() -> None:
+    one = Acts()
+    one.actuator.fails = True
+    for _ in range(3600):
+        await one.do(ADD)
+        one.now += 1
+    assert one.acts.starting() == {}
+    assert 5 < len(one.actuator.asked) < 25
+    assert one.failures("add") == len(one.actuator.asked)
+    one.actuator.fails = False
+    one.now += 400
+    await one.do(ADD)
+    assert one.acts.starting() == {"decode": 1}
+    assert one.acts.can_use_actuator
+
+
+async def test_a_worker_that_does_not_come_is_given_up() -> None:
+    one = Acts()
+    await one.do(ADD)
+    one.now += 101
+    assert one.acts.starting() == {}
+    assert one.failures("add") == 1
+    assert not one.acts.can_use_actuator
+
+
+async def test_a_worker_that_could_not_start_is_no_more_expected() -> None:
+    one = Acts()
+    await one.do(ADD)
+    one.acts.lost("prefill")
+    assert one.acts.starting() == {"decode": 1}
+    one.acts.lost("decode")
+    assert one.acts.starting() == {} and not one.acts.can_use_actuator
+
+
+async def test_a_worker_is_taken_away_once_and_kept_where_that_fails() -> None:
+    one = Acts()
+    one.actuator.fails = True
+    await one.do(REMOVE)
+    assert one.acts.gone == set()
+    one.actuator.fails = False
+    one.now += 60
+    await one.do(REMOVE)
+    assert one.acts.gone == {"w1"}
+    await one.acts.welcome([], {"w1"})
+    assert one.acts.gone == {"w1"}, "the router still names it"
+    await one.acts.welcome([], set())
+    assert one.acts.gone == set()
+
+
+async def test_where_no_router_answers_a_command_is_counted_and_that_is_all() -> None:
+    one = Acts()
+    for kind in ("drain", "undrain", "flip"):
+        await one.do(ScaleAction(kind=kind, role="decode", worker="w1", reason="a test"))
+        assert one.failures(kind) == 1
+    assert one.acts.drained == set()
+
+
+async def test_a_worker_that_comes_with_another_role_is_told_the_one_that_was_ordered() -> None:
+    """No router hears it, which is counted."""
+    one = Acts()
+    await one.acts.welcome([], set())
+    await one.do(ADD)
+    await one.acts.welcome([seen("new", "prefill")], {"new"})
+    assert one.acts.starting() == {}
+    assert one.failures("flip") == 1
+
+
+async def test_those_that_were_drained_are_brought_back_at_the_end() -> None:
+    one = Acts()
+    one.acts.drained |= {"w1", "w2"}
+    await one.acts.bring_back()
+    assert one.failures("undrain") == 2
+    assert one.acts.drained == set()
