@@ -178,7 +178,8 @@ async def test_workers_count_what_they_computed_found_and_gave(mesh, http):
     total = samples(mesh)
     assert total["vllm:prefix_cache_queries_total", (("model_name", "tiny"),)] == given.total()
     assert gained("vllm:request_num_preemptions_count") == 2 and gained("vllm:request_num_preemptions_sum") == 0
-    assert gained("vllm:iteration_tokens_total_sum") >= (queries - own - stored) + 2 * SAMPLING.max_tokens
+    computed = gained("vllm:iteration_tokens_total_sum") - 2 * SAMPLING.max_tokens
+    assert 0 <= queries - own - stored - computed <= 2, "a single token of a prompt is a row like any other"
     steps = sum(worker.engine.stats().steps for worker in mesh.workers)
     assert samples(mesh)["vllm:iteration_tokens_total_count", tuple(TINY.items())] == steps
     assert gained.plain("penstock_worker_busy_seconds_total") > 0
