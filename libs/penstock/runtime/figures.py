@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class Scraped:
     """One of them."""
 
     what: str
@@ -18,19 +18,19 @@ class Figure:
     """It only grows, and so is a counter."""
 
 
-def _total(what: str) -> Figure:
-    return Figure(what, total=True)
+def _total(what: str) -> Scraped:
+    return Scraped(what, total=True)
 
 
-STORE: Mapping[str, Figure] = {
-    "slots": Figure("Places for blocks in host memory"),
-    "blocks": Figure("Blocks in host memory"),
-    "reserved": Figure("Slots into which a worker copies a block"),
-    "detached": Figure("Quarantined blocks that are still leased"),
-    "cooling": Figure("Slots that rest, because a late write into them can't be excluded"),
-    "used_bytes": Figure("Bytes of host memory in blocks, reservations and what is detached"),
-    "leases": Figure("Leases of blocks"),
-    "attachments": Figure("Attached clients"),
+STORE: Mapping[str, Scraped] = {
+    "slots": Scraped("Places for blocks in host memory"),
+    "blocks": Scraped("Blocks in host memory"),
+    "reserved": Scraped("Slots into which a worker copies a block"),
+    "detached": Scraped("Quarantined blocks that are still leased"),
+    "cooling": Scraped("Slots that rest, because a late write into them can't be excluded"),
+    "used_bytes": Scraped("Bytes of host memory in blocks, reservations and what is detached"),
+    "leases": Scraped("Leases of blocks"),
+    "attachments": Scraped("Attached clients"),
     "hits": _total("Blocks that were leased"),
     "misses": _total("Blocks that were asked for and not found"),
     "puts": _total("Blocks that were committed"),
@@ -40,13 +40,13 @@ STORE: Mapping[str, Figure] = {
     "refused_commits": _total("Commits of reservations that were over"),
     "expired_leases": _total("Leases that nobody released in time"),
     "expired_reservations": _total("Reservations that nobody committed in time"),
-    "retained": Figure("Blocks that somebody was promised"),
-    "lent": Figure("Blocks that workers have in pages of their own"),
+    "retained": Scraped("Blocks that somebody was promised"),
+    "lent": Scraped("Blocks that workers have in pages of their own"),
     "lent_torn": _total("Copies from such pages that were wrong"),
     "lent_rescued": _total("Blocks that were copied from such pages before they left"),
-    "claims": Figure("Claims of workers that compute blocks"),
-    "claimed_blocks": Figure("Blocks that are being computed under claims"),
-    "claim_waits": Figure("Requests that wait for claimed blocks"),
+    "claims": Scraped("Claims of workers that compute blocks"),
+    "claimed_blocks": Scraped("Blocks that are being computed under claims"),
+    "claim_waits": Scraped("Requests that wait for claimed blocks"),
     "pulled_blocks": _total("Blocks that came from other stores"),
     "pulled_bytes": _total("Bytes that came from other stores"),
     "resumed_bytes": _total("Bytes that had come when a stream broke, and were not sent again"),
@@ -58,9 +58,9 @@ STORE: Mapping[str, Figure] = {
     "pool_blocks": _total("Blocks that came from a shared pool"),
     "pool_published": _total("Blocks that were put into the shared pool"),
     "pool_left_out": _total("Blocks that were not put there for lack of time or room"),
-    "nvme_slots": Figure("Places for blocks on the disk"),
-    "nvme_blocks": Figure("Blocks on the disk"),
-    "nvme_used_bytes": Figure("Bytes of blocks on the disk"),
+    "nvme_slots": Scraped("Places for blocks on the disk"),
+    "nvme_blocks": Scraped("Blocks on the disk"),
+    "nvme_used_bytes": Scraped("Bytes of blocks on the disk"),
     "nvme_read_blocks": _total("Blocks that were read from the disk"),
     "nvme_read_bytes": _total("Bytes that were read from the disk"),
     "nvme_written_blocks": _total("Blocks that were written to the disk"),
@@ -73,23 +73,23 @@ STORE: Mapping[str, Figure] = {
     "nvme_unreadable": _total("Blocks that could not be read"),
     "nvme_read_failures": _total("Times that reading was given up for a while"),
     "nvme_write_failures": _total("Times that writing was given up for a while"),
-    "nvme_reading": Figure("1: the disk is read; 0: it is left alone for now, or there is none"),
-    "nvme_writing": Figure("1: the disk is written; 0: it is left alone for now, or there is none"),
-    "nvme_direct": Figure("1: beside the page cache"),
-    "nvme_written_today": Figure("Bytes of today's write budget that are used"),
+    "nvme_reading": Scraped("1: the disk is read; 0: it is left alone for now, or there is none"),
+    "nvme_writing": Scraped("1: the disk is written; 0: it is left alone for now, or there is none"),
+    "nvme_direct": Scraped("1: beside the page cache"),
+    "nvme_written_today": Scraped("Bytes of today's write budget that are used"),
     "nvme_refused": _total("Blocks for which nothing could be evicted"),
-    "nvme_pending": Figure("Blocks that are to be written"),
-    "nvme_waiting": Figure("Blocks that have not earned the disk yet"),
+    "nvme_pending": Scraped("Blocks that are to be written"),
+    "nvme_waiting": Scraped("Blocks that have not earned the disk yet"),
     "nvme_prefetched": _total("Times that blocks were brought before their session came back"),
 }
 """Of a store, but for its device: host memory, the disk (`nvme_`) and other stores."""
 
-GPU: Mapping[str, Figure] = {
-    "arena_bytes": Figure("Bytes of the tier on the device"),
-    "slots": Figure("Places for blocks on the device"),
-    "blocks": Figure("Blocks on the device"),
-    "used_bytes": Figure("Bytes of blocks on the device"),
-    "leases": Figure("Leases of blocks on the device"),
+GPU: Mapping[str, Scraped] = {
+    "arena_bytes": Scraped("Bytes of the tier on the device"),
+    "slots": Scraped("Places for blocks on the device"),
+    "blocks": Scraped("Blocks on the device"),
+    "used_bytes": Scraped("Bytes of blocks on the device"),
+    "leases": Scraped("Leases of blocks on the device"),
     "hits": _total("Blocks that were leased on the device"),
     "promoted": _total("Blocks that were copied up"),
     "demoted": _total("Only copies that came down when they had to leave"),
@@ -97,7 +97,7 @@ GPU: Mapping[str, Figure] = {
     "evictions": _total("Blocks that left the device because others needed their slots"),
     "failed_copies": _total("Copies that failed"),
     "corrupt": _total("Blocks that were wrong after a copy"),
-    "off": Figure("1: the tier has turned itself off"),
+    "off": Scraped("1: the tier has turned itself off"),
 }
 """Of a store's device."""
 
@@ -109,7 +109,7 @@ class FigureCollector(Collector):
         self,
         prefix: str,
         read: Callable[[], Mapping[str, float]],
-        declared: Mapping[str, Figure],
+        declared: Mapping[str, Scraped],
         labels: Mapping[str, str] | None = None,
     ) -> None:
         """Of what `read` gives, those that are declared; `labels` are for those of vLLM's names."""

@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from penstock.runtime.config import ConfigError, HostPort
 from penstock.runtime.drafts import DraftAccount, by_proposer
-from penstock.runtime.figures import GPU, STORE, Figure, FigureCollector, LabelCollector
+from penstock.runtime.figures import GPU, STORE, FigureCollector, LabelCollector, Scraped
 from penstock.runtime.request_metrics import MODEL as _MODEL
 from penstock.runtime.request_metrics import PREEMPTIONS, STEP_TOKENS, PrefixQueries, RequestFamilies, RequestMetrics
 from penstock.runtime.token_metrics import TokenBuckets, TokenHistogram
@@ -263,27 +263,27 @@ class WorkerMetrics(StoringMetrics):
     PREFILL_RATE = "penstock_prefill_tokens_per_second"
     BUSY_S = "penstock_worker_busy_seconds"
     KV_TOKENS = "penstock_kv_capacity_tokens"
-    FIGURES: Mapping[str, Figure] = {
-        RUNNING: Figure("Sequences in the batch"),
-        WAITING: Figure("Sequences that wait for a place in it, and those whose KV is being fetched"),
-        KV_USAGE: Figure("Used part of the page pool, 0 to 1"),
-        PREEMPTIONS: Figure("Times that a sequence lost its pages to another and was computed again", total=True),
-        RESIDENT: Figure("Pages that hold a block under its key"),
-        LENT: Figure("Pages from which the store may take their block"),
-        UNSAVED: Figure("Lent blocks that left their pages before the store had copied them", total=True),
-        SHARED: Figure("Pages that more than one request or sink holds"),
-        TAIL_TOKENS: Figure("Tokens of incomplete blocks whose KV was copied from another request's page", total=True),
-        DRAFT_FAULTS: Figure("Steps that waited for the draft service in vain", total=True),
-        DRAFT_WAIT_S: Figure("Seconds for which steps waited for the draft service", total=True),
-        LOOKUP_DEFECTS: Figure("Texts that could not be taken in for the lookup", total=True),
-        TURNS: Figure("Steps computed in turn with other workers on the same cores", total=True),
-        TURN_WAIT_S: Figure("Seconds for which steps waited for their turn", total=True),
-        TURNS_GIVEN_UP: Figure("Waits that ended because another worker's turn took far too long", total=True),
-        QUEUE_S: Figure("Seconds until a request that comes now begins to compute; 0 until the rate is measured"),
-        QUEUED_TOKENS: Figure("Tokens of prompts that are still to be computed"),
-        PREFILL_RATE: Figure("Tokens of prompts that it computes in a second; 0 until measured"),
-        BUSY_S: Figure("Seconds in which it computed steps", total=True),
-        KV_TOKENS: Figure("Tokens whose KV its page pool holds"),
+    FIGURES: Mapping[str, Scraped] = {
+        RUNNING: Scraped("Sequences in the batch"),
+        WAITING: Scraped("Sequences that wait for a place in it, and those whose KV is being fetched"),
+        KV_USAGE: Scraped("Used part of the page pool, 0 to 1"),
+        PREEMPTIONS: Scraped("Times that a sequence lost its pages to another and was computed again", total=True),
+        RESIDENT: Scraped("Pages that hold a block under its key"),
+        LENT: Scraped("Pages from which the store may take their block"),
+        UNSAVED: Scraped("Lent blocks that left their pages before the store had copied them", total=True),
+        SHARED: Scraped("Pages that more than one request or sink holds"),
+        TAIL_TOKENS: Scraped("Tokens of incomplete blocks whose KV was copied from another request's page", total=True),
+        DRAFT_FAULTS: Scraped("Steps that waited for the draft service in vain", total=True),
+        DRAFT_WAIT_S: Scraped("Seconds for which steps waited for the draft service", total=True),
+        LOOKUP_DEFECTS: Scraped("Texts that could not be taken in for the lookup", total=True),
+        TURNS: Scraped("Steps computed in turn with other workers on the same cores", total=True),
+        TURN_WAIT_S: Scraped("Seconds for which steps waited for their turn", total=True),
+        TURNS_GIVEN_UP: Scraped("Waits that ended because another worker's turn took far too long", total=True),
+        QUEUE_S: Scraped("Seconds until a request that comes now begins to compute; 0 until the rate is measured"),
+        QUEUED_TOKENS: Scraped("Tokens of prompts that are still to be computed"),
+        PREFILL_RATE: Scraped("Tokens of prompts that it computes in a second; 0 until measured"),
+        BUSY_S: Scraped("Seconds in which it computed steps", total=True),
+        KV_TOKENS: Scraped("Tokens whose KV its page pool holds"),
     }
 
     def __init__(self, model: str = "") -> None:
@@ -450,13 +450,13 @@ class DraftMetrics(StoringMetrics):
     DROPPED = "penstock_draft_tokens_dropped"
     EVICTED = "penstock_draft_evictions"
     REFUSED = "penstock_draft_refusals"
-    FIGURES: Mapping[str, Figure] = {
-        BUSY_S: Figure("Seconds in which it computed; their share of all seconds is its utilisation", total=True),
-        SEQUENCES: Figure("Sequences that it guesses for"),
-        FREE_PAGES: Figure("Pages for KV that nobody uses"),
-        DROPPED: Figure("Guesses of which the text went another way", total=True),
-        EVICTED: Figure("Times that a sequence lost its KV to another", total=True),
-        REFUSED: Figure("Times that a sequence got no guesses for lack of room", total=True),
+    FIGURES: Mapping[str, Scraped] = {
+        BUSY_S: Scraped("Seconds in which it computed; their share of all seconds is its utilisation", total=True),
+        SEQUENCES: Scraped("Sequences that it guesses for"),
+        FREE_PAGES: Scraped("Pages for KV that nobody uses"),
+        DROPPED: Scraped("Guesses of which the text went another way", total=True),
+        EVICTED: Scraped("Times that a sequence lost its KV to another", total=True),
+        REFUSED: Scraped("Times that a sequence got no guesses for lack of room", total=True),
     }
 
     def __init__(self) -> None:

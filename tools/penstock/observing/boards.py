@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.observing.panels import Board, Choice, Panel, Query, quantile, quantiles, rate, ratio, share
+from penstock.observing.panels import Board, BoardChoice, Panel, Query, quantile, quantiles, rate, ratio, share
 
 _M = 'model_name=~"$model"'
 _FAILED = 'outcome=~"error|unavailable|timeout|overloaded"'
@@ -156,8 +156,8 @@ USERS = Board(
         ],
     },
     [
-        Choice("first_token", "First token within (s)", ("1.0", "0.1", "0.25", "0.5", "2.5", "5.0", "10.0")),
-        Choice("between", "Tokens within (s)", ("0.1", "0.01", "0.025", "0.05", "0.2", "0.5", "1.0")),
+        BoardChoice("first_token", "First token within (s)", ("1.0", "0.1", "0.25", "0.5", "2.5", "5.0", "10.0")),
+        BoardChoice("between", "Tokens within (s)", ("0.1", "0.01", "0.025", "0.05", "0.2", "0.5", "1.0")),
     ],
 )
 

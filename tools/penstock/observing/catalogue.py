@@ -29,7 +29,7 @@ mean what they mean there.
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class ExportedFamily:
     """A metric: its samples differ in the values of its labels."""
 
     name: str
@@ -47,7 +47,7 @@ class Family:
         return (f"{self.name}_total" if self.kind == "counter" else self.name,)
 
 
-def catalogue() -> Mapping[str, list[Family]]:
+def catalogue() -> Mapping[str, list[ExportedFamily]]:
     """The families of each service, in alphabetical order."""
     worker = WorkerMetrics("")
     worker.watch(lambda: dict.fromkeys(WorkerMetrics.FIGURES, 0.0))
@@ -71,13 +71,13 @@ def catalogue() -> Mapping[str, list[Family]]:
     return {service: sorted(_families(found.registry), key=lambda one: one.name) for service, found in kinds.items()}
 
 
-def _families(registry: CollectorRegistry) -> Iterator[Family]:
+def _families(registry: CollectorRegistry) -> Iterator[ExportedFamily]:
     """Labels are no part of prometheus_client's public types: without samples only its own attribute tells them."""
     for collector in registry._collector_to_names:
         labels = getattr(collector, "_labelnames", None)
         for family in collector.collect():
             found = getattr(family, "_labelnames", ()) if labels is None else labels
-            yield Family(family.name, family.type, tuple(found), family.documentation)
+            yield ExportedFamily(family.name, family.type, tuple(found), family.documentation)
 
 
 def document() -> str:

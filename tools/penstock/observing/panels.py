@@ -39,7 +39,7 @@ class Panel:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class BoardChoice:
     """A variable whose values are listed; the first is the default."""
 
     name: str
@@ -56,7 +56,7 @@ class Board:
     title: str
     says: str
     rows: Mapping[str, Sequence[Panel]]
-    choices: Sequence[Choice] = ()
+    choices: Sequence[BoardChoice] = ()
 
 
 def rate(name: str, where: str = "", by: str = "") -> str:
@@ -168,7 +168,7 @@ def _models() -> Json:
     }
 
 
-def _choice(choice: Choice) -> Json:
+def _choice(choice: BoardChoice) -> Json:
     options = [{"text": value, "value": value, "selected": not at} for at, value in enumerate(choice.values)]
     return {
         "name": choice.name,
