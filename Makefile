@@ -10,7 +10,12 @@ EXTRAS := gateway,engine,demo,train,events,plot,redis,dev
 REDIS = { test "$$(id -u)" = 0 && command -v apt-get && { apt-get install -y redis-server || { apt-get update && \
   apt-get install -y redis-server; }; }; } > /dev/null 2>&1
 
-.PHONY: setup demo up test test-schemas schemas test-clients test-containers images tools charts loops fmt check bench house measured fields proto lock
+# promtool alone, out of Debian's package of Prometheus, for the tests of alerts and boards.
+PROMTOOL = { mkdir -p runs/promtool && cd runs/promtool && { test -x usr/bin/promtool || { apt-get download prometheus && \
+  dpkg --fsys-tarfile prometheus_*.deb | tar -x ./usr/bin/promtool && rm prometheus_*.deb; }; }; } > /dev/null 2>&1
+
+.PHONY: setup demo up test test-schemas schemas test-clients test-containers images tools charts loops fmt check bench house measured fields boards \
+	proto lock
 .DEFAULT_GOAL := setup
 
 setup: $(VENV)/.installed
@@ -23,6 +28,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/python -m compileall -q libs services tools loadtest  # also where PYTHONDONTWRITEBYTECODE is set
 	$(BIN)/python -m penstock.engine.kernels.cpu.build || true  # else at the first start, or never without a compiler
 	@command -v redis-server > /dev/null || $(REDIS) || echo "no redis-server: tests that need one fail"
+	@command -v promtool > /dev/null || $(PROMTOOL) || echo "no promtool: tests that need it skip"
 	touch $@
 
 demo: setup
@@ -109,6 +115,9 @@ measured: setup
 
 fields: setup
 	$(BIN)/python -m penstock.gateway.api.table > docs/fields.md
+
+boards: setup
+	$(BIN)/python -m penstock.observing
 
 proto: setup
 	proto/generate

@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,11 +20,13 @@ from typing import Any
 
 import httpx2
 import psutil
+import pytest
 
 from penstock.checkpoint import tokenizer_fingerprint
 from penstock.draft.service import SERVICE
 from penstock.engine.engine import Engine
-from penstock.engine.request import SamplingParams
+from penstock.engine.request import Request, SamplingParams, Update
+from penstock.errors import Unavailable
 from penstock.kv.identity import block_keys, root_key
 from penstock.router.registry import Measured
 from penstock.rpc.server import serve
@@ -32,6 +34,7 @@ from penstock.runtime.lifecycle import SUPERVISOR_FD
 from penstock.testing.mesh import Mesh
 from penstock.v1 import draft_pb2, draft_pb2_grpc, kvstore_pb2, kvstore_pb2_grpc
 from penstock.worker.rates import TransferCost
+from penstock.worker.worker import Work
 
 BLOCK = 16
 
@@ -173,6 +176,27 @@ async def settled(mesh: Mesh, tokens: list[int]) -> None:
     await until(
         lambda: len(keys) in mesh.router.planner.index.match(keys).values(), "the router's index holds the blocks"
     )
+
+
+def fail_once(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next request that decodes loses its worker once, after its first tokens there."""
+    failures = 1
+    for served in mesh.decode:
+        whole = served.worker.generate
+
+        async def generate(
+            request: Request, work: Work, source: Any = None, relay: Any = None, *, whole: Any = whole, **more: Any
+        ) -> AsyncIterator[Update]:
+            """Without the relay, so that it sees every token."""
+            nonlocal failures
+            async with aclosing(whole(request, work, source, **more)) as updates:
+                async for update in updates:
+                    yield update
+                    if failures:
+                        failures -= 1
+                        raise Unavailable("the step failed")
+
+        monkeypatch.setattr(served.worker, "generate", generate)
 
 
 def in_pages(known: int) -> int:

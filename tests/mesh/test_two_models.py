@@ -85,6 +85,6 @@ async def test_streams_of_both_at_once_and_their_accounts(mesh, oracle, http):
         assert metrics.get_sample_value("vllm:prompt_tokens_total", named) == row["input_tokens"]
         assert metrics.get_sample_value("vllm:generation_tokens_total", named) == row["output_tokens"]
         computed = named | {"source": "computed"}
-        assert metrics.get_sample_value("vllm:prompt_tokens_by_source_total", computed) == row["computed_tokens"]
+        assert metrics.get_sample_value("penstock_prompt_tokens_total", computed) == row["computed_tokens"]
         assert metrics.get_sample_value("vllm:time_to_first_token_seconds_count", named) == requests
     assert set(rows) == {"tiny", "org/other"}

@@ -359,7 +359,7 @@ class Engine:
         now = time.monotonic()
         ended = self._scheduler.commit(step, answers)
         self._speculation.computed(step)
-        failed = 0
+        failed = generated = 0
         for outlet, answer in zip(outlets, answers, strict=True):
             if not isinstance(answer, list):
                 failed += 1
@@ -367,12 +367,14 @@ class Engine:
             elif answer:
                 if drafted and (drafts := outlet.live.run.choice.drafts):
                     self._speculation.learn(outlet.live, len(drafts), len(answer) - 1)
+                generated += len(answer)
                 outlet.add(answer, now)
         self._counters.failed_steps += failed
         if not failed:
             took = now - started - (self._pace.turns.waited_s - waited)
             aside = all(live.request.yields for live in step)
             self._counters.step(took, prefill, rows, runs, aside=aside)
+            self._counters.step_tokens.observe(prefill + generated)
             if not (prefill or aside):
                 self._speculation.timed(took, runs)
         for end in ended:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from penstock.engine.fit import PromptFit, StepFit
 from penstock.kv.cost import PrefillCost
 from penstock.runtime.drafts import DraftAccount
+from penstock.runtime.request_metrics import STEP_TOKENS
+from penstock.runtime.token_metrics import TokenBuckets
 from penstock.runtime.turns.baton import TurnCounters
 
 if TYPE_CHECKING:
@@ -88,6 +90,10 @@ class EngineStats:
     """Whether they lie in a mapped file, whose memory all processes that map it share."""
     peak_bytes: int
     """Peak memory of this process, shared memory included."""
+    busy_s: float
+    """Seconds in which steps were computed, waiting for a turn not included."""
+    step_tokens: TokenBuckets
+    """Tokens of each step: of prompts, and generated. It goes on counting."""
 
     @property
     def drafted(self) -> int:
@@ -109,6 +115,8 @@ class Counters:
     fit: StepFit = field(default_factory=StepFit)
     prompts: PromptFit = field(default_factory=PromptFit)
     steps: int = 0
+    busy_s: float = 0.0
+    step_tokens: TokenBuckets = field(default_factory=lambda: TokenBuckets(STEP_TOKENS))
     computed_tokens: int = 0
     drafts: DraftAccount = field(default_factory=DraftAccount)
     """Of all sequences."""
@@ -161,6 +169,7 @@ class Counters:
         """One step took `seconds` for `rows` rows, `prefill_rows` of them of prompts; `runs` are all of its rows.
         `aside`: only requests that yield took part, whose batch says nothing of what the next stream finds."""
         self.steps += 1
+        self.busy_s += seconds
         self.computed_tokens += rows
         if not prefill_rows:
             if not aside:
@@ -223,6 +232,8 @@ def collect(
         weights_bytes=0 if packed is None else packed.nbytes,
         weights_shared=packed is not None and packed.shared,
         peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        busy_s=counters.busy_s,
+        step_tokens=counters.step_tokens,
     )
 
 

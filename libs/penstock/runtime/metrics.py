@@ -17,9 +17,11 @@ from prometheus_client.registry import Collector
 
 from penstock.runtime.config import ConfigError, HostPort
 from penstock.runtime.drafts import DraftAccount, by_proposer
-from penstock.runtime.token_metrics import TokenCount, TokenCounter, TokenHistogram, TokenSeconds
+from penstock.runtime.figures import GPU, STORE, FigureCollector, LabelCollector, Scraped
+from penstock.runtime.request_metrics import MODEL as _MODEL
+from penstock.runtime.request_metrics import PREEMPTIONS, STEP_TOKENS, PrefixQueries, RequestFamilies, RequestMetrics
+from penstock.runtime.token_metrics import TokenBuckets, TokenHistogram
 
-_MODEL = "model_name"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
@@ -70,35 +72,6 @@ def exposed(metrics: Metrics, address: str | None) -> Iterator[None]:
         thread.join()
 
 
-class _Figures(Collector):
-    """Figures of a data structure, read at each scrape."""
-
-    def __init__(self, prefix: str, read: Callable[[], Mapping[str, float]], counters: frozenset[str]) -> None:
-        self._prefix = prefix
-        self._read = read
-        self._counters = counters
-
-    def collect(self) -> Iterator[Metric]:
-        """One family for each figure."""
-        for name, value in self._read().items():
-            family = CounterMetricFamily if name in self._counters else GaugeMetricFamily
-            yield family(self._prefix + name, name.replace("_", " "), value=value)
-
-
-class _ByLabel(Collector):
-    """Counters with one label, read at each scrape."""
-
-    def __init__(self, name: str, what: str, label: str, read: Callable[[], Mapping[str, int]]) -> None:
-        self._name, self._what, self._label, self._read = name, what, label, read
-
-    def collect(self) -> Iterator[Metric]:
-        """One family."""
-        family = CounterMetricFamily(self._name, self._what, labels=[self._label])
-        for value, count in self._read().items():
-            family.add_metric([value], count)
-        yield family
-
-
 def _by_place(counts: Iterable[int]) -> Mapping[str, int]:
     return {str(place): count for place, count in enumerate(counts)}
 
@@ -114,8 +87,9 @@ class _ByPartition(Collector):
         """One family for each figure."""
         parts = self._read()
         for name in ("slots", "blocks", "hits", "misses", "evictions", "attachments"):
-            family = CounterMetricFamily if name in StoreMetrics.COUNTERS else GaugeMetricFamily
-            found = family(f"penstock_store_partition_{name}", f"{name} of a partition", labels=["partition"])
+            family = CounterMetricFamily if STORE[name].total else GaugeMetricFamily
+            what = f"{STORE[name].what}, of a partition"
+            found = family(f"penstock_store_partition_{name}", what, labels=["partition"])
             for number, part in parts.items():
                 found.add_metric([f"{number}"], getattr(part, name))
             yield found
@@ -162,18 +136,17 @@ class GatewayMetrics(Metrics):
             "penstock_batch_lines_waiting", "Lines of the batches that this gateway runs which have not begun"
         )
         self.batch_running = self._gauge("penstock_batch_lines_running", "Lines of batches between begin and answer")
-        self._prompt_tokens = self._counter(
-            "vllm:prompt_tokens", "Prompt tokens of ended requests that workers computed or reused", _MODEL
-        )
-        self._generation_tokens = TokenCounter("vllm:generation_tokens", "Tokens sent to clients", _MODEL)
-        self._prompt_by_source = self._counter(
-            "vllm:prompt_tokens_by_source", "Prompt tokens by where their KV came from", _MODEL, "source"
-        )
+        self._requests = RequestFamilies(self.registry)
         self._draft_passes = self._counter("vllm:spec_decode_num_drafts", "Steps that verified drafts", _MODEL)
         self._drafted = self._counter("vllm:spec_decode_num_draft_tokens", "Drafts that were verified", _MODEL)
-        self._accepted = self._counter("vllm:spec_decode_num_accepted_tokens", "Those of them that were right", _MODEL)
+        self._accepted = self._counter(
+            "vllm:spec_decode_num_accepted_tokens", "Verified drafts that were right", _MODEL
+        )
         self._accepted_at = self._counter(
-            "vllm:spec_decode_num_accepted_tokens_per_pos", "The same by place in a step, from 0", _MODEL, "position"
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Verified drafts that were right, by place in a step, from 0",
+            _MODEL,
+            "position",
         )
         self._again = self._counter(
             "penstock_prompt_tokens_again",
@@ -199,20 +172,31 @@ class GatewayMetrics(Metrics):
         self.diverged = self._counter(
             "penstock_session_divergences", "Prompts that left what was known of their session, so that less was reused"
         )
-        self._ttft = self._histogram("vllm:time_to_first_token_seconds", "First byte in to first token out", _MODEL)
-        self._itl = TokenHistogram(
-            "vllm:inter_token_latency_seconds", "Between two tokens of a stream", _MODEL, _SECONDS
+        self._lost = self._counter(
+            "penstock_workers_lost",
+            "Workers that failed a request, so that it moved: by stage, and whether they were full, silent or failed",
+            _MODEL,
+            "stage",
+            "reason",
         )
-        self._e2e = self._histogram("vllm:e2e_request_latency_seconds", "First byte in to last byte out", _MODEL)
-        for each in (self._generation_tokens, self._itl):
-            self.registry.register(each)
+        self._moving = Histogram(
+            "penstock_failover_seconds",
+            "From the loss of a request's workers to its next plan",
+            (_MODEL,),
+            registry=self.registry,
+            buckets=_SECONDS,
+        )
+        self._targets = self._counter(
+            "penstock_requests_with_target",
+            "Requests that said how soon they want their tokens: in time (met), first token too late, tokens too slow",
+            _MODEL,
+            "outcome",
+        )
 
     def of(self, model: str) -> ModelMetrics:
         """Those of one of the models that are served; names that clients send are none."""
         return ModelMetrics(
-            prompt_tokens=self._prompt_tokens.labels(model),
-            generation_tokens=self._generation_tokens.labels(model),
-            prompt_by_source=lambda source: self._prompt_by_source.labels(model, source),
+            requests=self._requests.of(model),
             again=lambda source: self._again.labels(model, source),
             told_again=self._told_again.labels(model),
             draft_passes=self._draft_passes.labels(model),
@@ -220,9 +204,9 @@ class GatewayMetrics(Metrics):
             accepted=self._accepted.labels(model),
             accepted_at=lambda place: self._accepted_at.labels(model, place),
             replans=self._replans.labels(model),
-            ttft=self._ttft.labels(model),
-            itl=self._itl.labels(model),
-            e2e=self._e2e.labels(model),
+            lost=lambda stage, reason: self._lost.labels(model, stage, reason),
+            moving=self._moving.labels(model),
+            targets={outcome: self._targets.labels(model, outcome) for outcome in ("met", "late", "slow")},
         )
 
 
@@ -230,9 +214,7 @@ class GatewayMetrics(Metrics):
 class ModelMetrics:
     """The part of a gateway's metrics that is counted for each model, of one model."""
 
-    prompt_tokens: Counter
-    generation_tokens: TokenCount
-    prompt_by_source: Callable[[str], Counter]
+    requests: RequestMetrics
     again: Callable[[str], Counter]
     told_again: Counter
     draft_passes: Counter
@@ -240,9 +222,9 @@ class ModelMetrics:
     accepted: Counter
     accepted_at: Callable[[int], Counter]
     replans: Counter
-    ttft: Histogram
-    itl: TokenSeconds
-    e2e: Histogram
+    lost: Callable[[str, str], Counter]
+    moving: Histogram
+    targets: Mapping[str, Counter]
 
 
 class StoringMetrics(Metrics):
@@ -264,47 +246,50 @@ class WorkerMetrics(StoringMetrics):
     RUNNING = "vllm:num_requests_running"
     WAITING = "vllm:num_requests_waiting"
     KV_USAGE = "vllm:kv_cache_usage_perc"
-    """Used part of the page pool, 0 to 1."""
-    QUEUE_S = "penstock_queue_seconds"
-    """Seconds until a request that comes now begins to compute; 0 until the rate is measured."""
-    RESIDENT = "penstock_resident_pages"
-    """Pages that hold a block under its key."""
-    LENT = "penstock_lent_pages"
-    """Pages from which the store may take their block."""
-    UNSAVED = "penstock_blocks_left_unsaved"
-    """Lent blocks that left their pages before the store had copied them."""
-    SHARED = "penstock_shared_pages"
-    """Pages that more than one request or sink holds."""
-    TAIL_TOKENS = "penstock_tail_tokens"
-    """Tokens of blocks that were not there as a whole whose KV was copied from another request's page."""
     PREEMPTIONS = "vllm:num_preemptions"
+    RESIDENT = "penstock_resident_pages"
+    LENT = "penstock_lent_pages"
+    UNSAVED = "penstock_blocks_left_unsaved"
+    SHARED = "penstock_shared_pages"
+    TAIL_TOKENS = "penstock_tail_tokens"
     DRAFT_FAULTS = "penstock_draft_faults"
-    """Steps that waited for the draft service in vain."""
     DRAFT_WAIT_S = "penstock_draft_wait_seconds"
-    """Seconds for which steps waited for it."""
     LOOKUP_DEFECTS = "penstock_lookup_defects"
-    """Texts that could not be taken in for the lookup."""
     TURNS = "penstock_turns"
-    """Steps computed in turn with other workers on the same cores."""
     TURN_WAIT_S = "penstock_turn_wait_seconds"
     TURNS_GIVEN_UP = "penstock_turns_given_up"
-    """Waits that ended because another worker's turn took far too long."""
-    _TOTALS = frozenset(
-        {
-            TAIL_TOKENS,
-            PREEMPTIONS,
-            DRAFT_FAULTS,
-            DRAFT_WAIT_S,
-            LOOKUP_DEFECTS,
-            TURNS,
-            TURN_WAIT_S,
-            TURNS_GIVEN_UP,
-            UNSAVED,
-        }
-    )
+    QUEUE_S = "penstock_queue_seconds"
+    QUEUED_TOKENS = "penstock_queued_tokens"
+    PREFILL_RATE = "penstock_prefill_tokens_per_second"
+    BUSY_S = "penstock_worker_busy_seconds"
+    KV_TOKENS = "penstock_kv_capacity_tokens"
+    FIGURES: Mapping[str, Scraped] = {
+        RUNNING: Scraped("Sequences in the batch"),
+        WAITING: Scraped("Sequences that wait for a place in it, and those whose KV is being fetched"),
+        KV_USAGE: Scraped("Used part of the page pool, 0 to 1"),
+        PREEMPTIONS: Scraped("Times that a sequence lost its pages to another and was computed again", total=True),
+        RESIDENT: Scraped("Pages that hold a block under its key"),
+        LENT: Scraped("Pages from which the store may take their block"),
+        UNSAVED: Scraped("Lent blocks that left their pages before the store had copied them", total=True),
+        SHARED: Scraped("Pages that more than one request or sink holds"),
+        TAIL_TOKENS: Scraped("Tokens of incomplete blocks whose KV was copied from another request's page", total=True),
+        DRAFT_FAULTS: Scraped("Steps that waited for the draft service in vain", total=True),
+        DRAFT_WAIT_S: Scraped("Seconds for which steps waited for the draft service", total=True),
+        LOOKUP_DEFECTS: Scraped("Texts that could not be taken in for the lookup", total=True),
+        TURNS: Scraped("Steps computed in turn with other workers on the same cores", total=True),
+        TURN_WAIT_S: Scraped("Seconds for which steps waited for their turn", total=True),
+        TURNS_GIVEN_UP: Scraped("Waits that ended because another worker's turn took far too long", total=True),
+        QUEUE_S: Scraped("Seconds until a request that comes now begins to compute; 0 until the rate is measured"),
+        QUEUED_TOKENS: Scraped("Tokens of prompts that are still to be computed"),
+        PREFILL_RATE: Scraped("Tokens of prompts that it computes in a second; 0 until measured"),
+        BUSY_S: Scraped("Seconds in which it computed steps", total=True),
+        KV_TOKENS: Scraped("Tokens whose KV its page pool holds"),
+    }
 
-    def __init__(self) -> None:
+    def __init__(self, model: str = "") -> None:
+        """`model` is the name by which it is served."""
         super().__init__()
+        self._model = model
         self.lent = self._counter("penstock_blocks_lent", "Blocks that the store may take from the worker's own pages")
         self.saved = self._counter("penstock_blocks_saved", "Lent blocks that the store copied before they left")
         self.claim_waits = self._counter(
@@ -312,7 +297,9 @@ class WorkerMetrics(StoringMetrics):
             "Waits for blocks that other workers computed: they were stored, the worker left them, or it was too late",
             "end",
         )
-        self.awaited = self._counter("penstock_blocks_awaited", "Blocks that other workers stored during such waits")
+        self.awaited = self._counter(
+            "penstock_blocks_awaited", "Blocks that other workers stored while one waited for them"
+        )
         self.handoff_faults = self._counter("penstock_handoff_faults", "Hand-offs that became a recompute")
         self._given = self._counter(
             "penstock_worker_prompt_tokens",
@@ -322,6 +309,14 @@ class WorkerMetrics(StoringMetrics):
         )
         self.given: defaultdict[str, int] = defaultdict(int)
         """The same of all stages, by source."""
+        self.registry.register(PrefixQueries(model, self.given))
+        self._preempted = Histogram(
+            "vllm:request_num_preemptions",
+            "Times that a sequence was preempted, of those that ended here",
+            (_MODEL,),
+            registry=self.registry,
+            buckets=PREEMPTIONS,
+        ).labels(model)
         self.told = self._counter("penstock_worker_generated_tokens", "Tokens told to gateways", "stage")
 
     def count_given(self, stage: str, computed: int, fetched: Mapping[str, int]) -> None:
@@ -330,60 +325,46 @@ class WorkerMetrics(StoringMetrics):
             self._given.labels(stage, source).inc(tokens)
             self.given[source] += tokens
 
+    def count_ended(self, preemptions: int) -> None:
+        """A sequence has come to its end."""
+        self._preempted.observe(preemptions)
+
     def watch(self, read: Callable[[], Mapping[str, float]]) -> None:
         """From now on `read` gives figures by some of the names above. Not twice for one of them."""
-        self.registry.register(_Figures("", read, self._TOTALS))
+        self.registry.register(FigureCollector("", read, self.FIGURES, {_MODEL: self._model}))
+
+    def watch_steps(self, tokens: TokenBuckets, waiting: Callable[[], Mapping[str, int]]) -> None:
+        """From now on with the tokens of each step, in `STEP_TOKENS`, and with what waits, by reason. Not twice."""
+        steps = TokenHistogram(
+            ("vllm:iteration_tokens_total",), "Tokens of a step: of prompts, and generated", (_MODEL,), STEP_TOKENS
+        )
+        steps.put(tokens, self._model)
+        self.registry.register(steps)
+        name = "vllm:num_requests_waiting_by_reason"
+        what = "Waiting sequences, by what they wait for: a place in the batch (capacity), or their KV (deferred)"
+        labels = {_MODEL: self._model}
+        self.registry.register(LabelCollector(name, what, "reason", waiting, labels, total=False))
+
+    def describe(self, *, block_size: int, pages: int, dtype: str) -> None:
+        """Says once what the page pool is."""
+        info = {"block_size": f"{block_size}", "num_gpu_blocks": f"{pages}", "cache_dtype": dtype}
+        info["enable_prefix_caching"] = "True"
+        self._gauge("vllm:cache_config_info", "1: the page pool, in the labels", *info).labels(*info.values()).set(1)
 
     def watch_drafts(self, read: Callable[[], DraftAccount]) -> None:
         """From now on with what was drafted, by proposer and by place. Not twice."""
-        verified, right = "Drafts that steps verified", "Those of them that were right"
+        verified, right = "Drafts that steps verified", "Verified drafts that were right"
         for name, what, label, counts in (
             ("penstock_drafts_verified", verified, "proposer", lambda: by_proposer(read().verified)),
             ("penstock_drafts_accepted", right, "proposer", lambda: by_proposer(read().right)),
             ("penstock_drafts_verified_at", verified, "position", lambda: _by_place(read().verified_at)),
             ("penstock_drafts_accepted_at", right, "position", lambda: _by_place(read().right_at)),
         ):
-            self.registry.register(_ByLabel(name, what, label, counts))
+            self.registry.register(LabelCollector(name, what, label, counts))
 
 
 class StoreMetrics(Metrics):
     """The kvstore's own figures, under `penstock_store_`; those of its device tier under `penstock_store_gpu_`."""
-
-    COUNTERS = frozenset(
-        [
-            "hits",
-            "misses",
-            "puts",
-            "evictions",
-            "quarantined",
-            "refused_commits",
-            "expired_leases",
-            "expired_reservations",
-            "pulled_blocks",
-            "pulled_bytes",
-            "resumed_bytes",
-            "pull_seconds",
-            "resumptions",
-            "refused_sources",
-            "homes_asked",
-            "homes_knew",
-            "pool_blocks",
-            "pool_published",
-            "pool_left_out",
-            "brought",
-            "lent_torn",
-            "lent_rescued",
-            *(
-                f"nvme_{name}"
-                for name in (
-                    *("read_blocks", "read_bytes", "written_blocks", "written_bytes", "prefetched", "refused"),
-                    *("torn", "corrupt", "stale", "foreign", "unreadable", "read_failures", "write_failures"),
-                )
-            ),
-        ]
-    )
-
-    GPU_COUNTERS = frozenset(["hits", "promoted", "demoted", "supplied", "evictions", "failed_copies", "corrupt"])
 
     def watch(
         self,
@@ -394,9 +375,10 @@ class StoreMetrics(Metrics):
     ) -> None:
         """From now on with these figures, all but those of `partitions` of the whole store; `faults` are fetches from
         other stores that ended early, by reason."""
-        self.registry.register(_Figures("penstock_store_", read, self.COUNTERS))
-        self.registry.register(_ByLabel("penstock_store_pull_faults", "Fetches that ended early", "reason", faults))
-        self.registry.register(_Figures("penstock_store_gpu_", gpu, self.GPU_COUNTERS))
+        self.registry.register(FigureCollector("penstock_store_", read, STORE))
+        what = "Fetches from other stores that ended early"
+        self.registry.register(LabelCollector("penstock_store_pull_faults", what, "reason", faults))
+        self.registry.register(FigureCollector("penstock_store_gpu_", gpu, GPU))
         self.registry.register(_ByPartition(partitions))
 
 
@@ -427,6 +409,10 @@ class RouterMetrics(Metrics):
             registry=self.registry,
             buckets=(0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1.1, 1.25, 1.5, 2, 4, 10),
         )
+        self._predicted = self._counter("penstock_plan_predicted_seconds", "Seconds that plans predicted", "what")
+        self._took = self._counter(
+            "penstock_plan_actual_seconds", "Seconds that what plans predicted took in the end", "what"
+        )
         self.state_behind = self._gauge(
             "penstock_state_behind_seconds", "Since the shared state last answered; 0 while it does"
         )
@@ -434,13 +420,15 @@ class RouterMetrics(Metrics):
         self.state_lost = self._counter("penstock_state_lost_leases", "Writes refused because the lease was over")
         self.state_refused = self._counter("penstock_state_refused", "Shared records that are none of ours, or damaged")
         self._bias = self._gauge(
-            "penstock_plan_bias", "The same by worker, as it corrects its next plan", "what", "member"
+            "penstock_plan_bias", "How many times as long as it says a worker is believed to take", "what", "member"
         )
 
-    def count_happened(self, what: str, member: str, ratio: float, bias: float) -> None:
+    def count_happened(self, what: str, member: str, *, predicted_s: float, ratio: float, bias: float) -> None:
         """Something took `ratio` times as long as was predicted, and what is predicted of the worker next is multiplied
         by `bias`."""
         self._happened.labels(what).observe(ratio)
+        self._predicted.labels(what).inc(predicted_s)
+        self._took.labels(what).inc(ratio * predicted_s)
         self._bias.labels(what, member).set(bias)
 
     def forget_bias(self, member: str) -> None:
@@ -457,16 +445,19 @@ class DraftMetrics(StoringMetrics):
     """What the draft service guesses."""
 
     BUSY_S = "penstock_draft_busy_seconds"
-    """Seconds in which it computed; their share of all seconds is its utilisation."""
     SEQUENCES = "penstock_draft_sequences"
     FREE_PAGES = "penstock_draft_free_pages"
     DROPPED = "penstock_draft_tokens_dropped"
-    """Guesses of which the text went another way."""
     EVICTED = "penstock_draft_evictions"
-    """Times that a sequence lost its KV to another."""
     REFUSED = "penstock_draft_refusals"
-    """Times that a sequence got no guesses for lack of room."""
-    _TOTALS = frozenset({BUSY_S, DROPPED, EVICTED, REFUSED})
+    FIGURES: Mapping[str, Scraped] = {
+        BUSY_S: Scraped("Seconds in which it computed; their share of all seconds is its utilisation", total=True),
+        SEQUENCES: Scraped("Sequences that it guesses for"),
+        FREE_PAGES: Scraped("Pages for KV that nobody uses"),
+        DROPPED: Scraped("Guesses of which the text went another way", total=True),
+        EVICTED: Scraped("Times that a sequence lost its KV to another", total=True),
+        REFUSED: Scraped("Times that a sequence got no guesses for lack of room", total=True),
+    }
 
     def __init__(self) -> None:
         super().__init__()
@@ -477,9 +468,9 @@ class DraftMetrics(StoringMetrics):
     def watch(self, read: Callable[[], Mapping[str, float]], told: Callable[[], Mapping[str, int]]) -> None:
         """From now on `read` gives figures by the names above, and `told` the tokens that were told, by where their KV
         came from. Not twice."""
-        self.registry.register(_Figures("", read, self._TOTALS))
+        self.registry.register(FigureCollector("", read, self.FIGURES))
         what = "Tokens that were told, by where their KV came from"
-        self.registry.register(_ByLabel("penstock_draft_told_tokens", what, "source", told))
+        self.registry.register(LabelCollector("penstock_draft_told_tokens", what, "source", told))
 
 
 class PickerMetrics(Metrics):

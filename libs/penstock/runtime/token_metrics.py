@@ -1,4 +1,4 @@
-"""Counters and histograms of what happens with every token: cheap, and for one thread."""
+"""Counters and histograms of what happens with every token or request: cheap, and for one thread."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class TokenCounter(Collector):
         yield family
 
 
-class TokenSeconds:
-    """Seconds that are observed with every token, by bucket; for one thread as well."""
+class TokenBuckets:
+    """Values that are observed often, by bucket; for one thread as well."""
 
     __slots__ = ("_bounds", "counts", "sum")
 
@@ -55,29 +55,36 @@ class TokenSeconds:
         """By bucket; the last is for what is longer than all."""
         self.sum = 0.0
 
-    def observe(self, seconds: float) -> None:
+    def observe(self, value: float) -> None:
         """One more."""
-        self.counts[bisect_left(self._bounds, seconds)] += 1
-        self.sum += seconds
+        self.counts[bisect_left(self._bounds, value)] += 1
+        self.sum += value
 
 
 class TokenHistogram(Collector):
-    """A histogram of such seconds, by one label."""
+    """A histogram of such values."""
 
-    def __init__(self, name: str, what: str, label: str, bounds: Sequence[float]) -> None:
-        self._family = name, what, label
+    def __init__(self, names: Sequence[str], what: str, labels: Sequence[str], bounds: Sequence[float]) -> None:
+        """It has several names where readers look for it under each."""
+        self._names, self._what, self._labels = names, what, labels
         self._bounds = bounds
-        self._seconds: dict[str, TokenSeconds] = {}
+        self._found: dict[tuple[str, ...], TokenBuckets] = {}
 
-    def labels(self, value: str) -> TokenSeconds:
-        """The seconds of one value of the label."""
-        return self._seconds.setdefault(value, TokenSeconds(self._bounds))
+    def labels(self, *values: str) -> TokenBuckets:
+        """The buckets of one value of each label."""
+        if values not in self._found:
+            self._found[values] = TokenBuckets(self._bounds)
+        return self._found[values]
+
+    def put(self, buckets: TokenBuckets, *values: str) -> None:
+        """Somebody else fills the buckets of these values of the labels."""
+        self._found[values] = buckets
 
     def collect(self) -> Iterator[Metric]:
-        """One family."""
-        name, what, label = self._family
-        family = HistogramMetricFamily(name, what, labels=[label])
+        """A family for each name."""
         bounds = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
-        for value, seconds in self._seconds.items():
-            family.add_metric([value], list(zip(bounds, accumulate(seconds.counts), strict=True)), seconds.sum)
-        yield family
+        for name in self._names:
+            family = HistogramMetricFamily(name, self._what, labels=self._labels)
+            for values, found in self._found.items():
+                family.add_metric(values, list(zip(bounds, accumulate(found.counts), strict=True)), found.sum)
+            yield family

@@ -79,6 +79,8 @@ async def open_worker(
         _say_loaded(engine)
         metrics.watch(lambda: _figures(engine))
         metrics.watch_drafts(lambda: engine.stats().drafts)
+        metrics.watch_steps(engine.stats().step_tokens, lambda: _waiting(engine))
+        metrics.describe(block_size=engine.spec.block_size, pages=engine.stats().total_pages, dtype=engine.spec.dtype)
         store_channel = channels.to(config.kvstore) if config.kvstore else None
         name = f"worker-{os.getpid()}"
         two_steps = 2 * config.engine.max_batch_tokens // config.engine.block_size
@@ -142,9 +144,8 @@ def _figures(engine: Engine) -> dict[str, float]:
     rate = stats.prefill_tokens_per_s
     return {
         WorkerMetrics.RUNNING: stats.running,
-        WorkerMetrics.WAITING: stats.waiting,
+        WorkerMetrics.WAITING: stats.waiting + stats.loading,
         WorkerMetrics.KV_USAGE: 1 - stats.free_pages / stats.total_pages,
-        WorkerMetrics.QUEUE_S: stats.queued_tokens / rate if rate > 0 else 0.0,
         WorkerMetrics.RESIDENT: stats.resident_pages,
         WorkerMetrics.SHARED: stats.shared_pages,
         WorkerMetrics.TAIL_TOKENS: stats.copied_tokens,
@@ -155,4 +156,14 @@ def _figures(engine: Engine) -> dict[str, float]:
         WorkerMetrics.TURNS: stats.turns.turns,
         WorkerMetrics.TURN_WAIT_S: stats.turns.waited_s,
         WorkerMetrics.TURNS_GIVEN_UP: stats.turns.given_up,
+        WorkerMetrics.QUEUE_S: stats.queued_tokens / rate if rate else 0.0,
+        WorkerMetrics.QUEUED_TOKENS: stats.queued_tokens,
+        WorkerMetrics.PREFILL_RATE: rate,
+        WorkerMetrics.BUSY_S: stats.busy_s,
+        WorkerMetrics.KV_TOKENS: stats.total_pages * engine.spec.block_size,
     }
+
+
+def _waiting(engine: Engine) -> dict[str, int]:
+    stats = engine.stats()
+    return {"capacity": stats.waiting, "deferred": stats.loading}

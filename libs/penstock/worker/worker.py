@@ -32,6 +32,7 @@ from penstock.worker.publishing import BlockPublisher, BlockSink
 from penstock.worker.rates import FetchRates
 from penstock.worker.resident import ResidentBlocks
 from penstock.worker.retaining import Retainer
+from penstock.worker.spans import stage_spans
 
 _FIRST_RATE = 500.0
 """Tokens per second of prompts that a worker believes in before it has computed one."""
@@ -152,10 +153,13 @@ class Worker:
         self.changed.set()
         work.retainer.begin(work.fetcher.keys)
         sink = work.sink if publish else None
+        spans = stage_spans(handoff=source is not None)
         origin = source or StoredPrefix(work.fetcher, work.fetchable, work.sink.loaded, work.claim)
         try:
             async with aclosing(self.engine.generate(request, origin, sink, relay=relay, chain=work.chain)) as updates:
                 async for update in updates:
+                    if spans is not None:
+                        spans.tell(update, work.used(update))
                     yield update
         except RequestRefused as error:
             raise InvalidRequest(str(error), field=error.field) from error
@@ -169,6 +173,8 @@ class Worker:
         except EngineError as error:
             raise Internal("the model step failed") from error
         finally:
+            if spans is not None:
+                spans.end()
             if work.sink.valid_tokens is None:  # it did not end by itself
                 work.claim.withdraw()
             self.changed.set()

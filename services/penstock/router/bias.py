@@ -76,7 +76,12 @@ class Watched:
         more = self.last - self.first
         if self.first_at is None or more < _LEAST_TOKENS or self.token_s <= 0:
             return None
-        return (self.last_at - self.first_at) / (self.handoff_s + more * self.token_s)
+        return (self.last_at - self.first_at) / self.rest_s
+
+    @property
+    def rest_s(self) -> float:
+        """What was predicted from the first token to the last that was seen."""
+        return self.handoff_s + (self.last - self.first) * self.token_s
 
 
 def _within(ratio: float) -> float:

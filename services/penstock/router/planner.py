@@ -185,7 +185,8 @@ class Planner:
         (ask, watched), now = self._running[number], self._clock()
         if tokens:
             ratio = watched.saw(tokens, now)
-            self._learn("first_token", self.ledger.members(number)[0], ratio, watched.prompt_factor, now)
+            outcome = None if ratio is None else (watched.first_token_s, ratio)
+            self._learn("first_token", self.ledger.members(number)[0], outcome, watched.prompt_factor, now)
         self.ledger.generated(number, tokens, self._expected(ask, now, tokens))
 
     def release(self, number: int) -> None:
@@ -193,17 +194,22 @@ class Planner:
         self._touch(number)
         _, watched = self._running.pop(number)
         decode, ratio = self.ledger.members(number)[1], watched.ended()
-        self._learn("token", decode, ratio, watched.token_factor, self._clock())
+        outcome = None if ratio is None else (watched.rest_s, ratio)
+        self._learn("token", decode, outcome, watched.token_factor, self._clock())
         self.index.used(self.ledger.release(number).block_keys)
 
-    def _learn(self, what: Predicted, member: str, ratio: float | None, factor: float, now: float) -> None:
-        """Something took `ratio` times as long as was predicted with `factor`; None: that says nothing."""
+    def _learn(
+        self, what: Predicted, member: str, outcome: tuple[float, float] | None, factor: float, now: float
+    ) -> None:
+        """Of so many seconds that were predicted with `factor`, something took so many times as long; None: that says
+        nothing."""
         seat = self.registry.get(member)
-        if ratio is not None and seat is not None:
+        if outcome is not None and seat is not None:
+            predicted_s, ratio = outcome
             bias = seat.prompts if what == "first_token" else seat.answers
             bias.learn(ratio, factor, now)
             seat.changed.add(member)
-            self._happened(Happened(what, member, ratio, bias.value))
+            self._happened(Happened(what, member, predicted_s, ratio, bias.value))
             self.commons.judged(member)
 
     def learn(self, ask: PlanAsk, generated: int, *, ended: bool = True) -> None:

@@ -81,6 +81,7 @@ class Happened:
 
     what: Predicted
     member: str
+    predicted_s: float
     ratio: float
     """How many times as long as predicted it took."""
     bias: float

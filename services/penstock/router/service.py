@@ -224,7 +224,13 @@ class Router:
         self.metrics.indexed.set(len(index))
 
     def _count_happened(self, happened: Happened) -> None:
-        self.metrics.count_happened(happened.what, happened.member, happened.ratio, happened.bias)
+        self.metrics.count_happened(
+            happened.what,
+            happened.member,
+            predicted_s=happened.predicted_s,
+            ratio=happened.ratio,
+            bias=happened.bias,
+        )
 
     def _refresh(self) -> None:
         self.plans.stir()

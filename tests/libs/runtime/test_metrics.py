@@ -8,23 +8,25 @@ import urllib.request
 from collections.abc import Callable
 
 import pytest
+from prometheus_client import Histogram
 
 from penstock.runtime import metrics
 from penstock.runtime.config import ConfigError
 from penstock.runtime.metrics import Metrics, RouterMetrics, exposed
+from penstock.runtime.request_metrics import TOKEN_S
 
-FIGURES = {metrics.WorkerMetrics.RUNNING: 3.0, metrics.WorkerMetrics.PREEMPTIONS: 2.0, "hits": 5.0}
+FIGURES = {metrics.WorkerMetrics.RUNNING: 3.0, metrics.WorkerMetrics.PREEMPTIONS: 2.0}
 
 
 def worker_metrics() -> Metrics:
-    worker = metrics.WorkerMetrics()
+    worker = metrics.WorkerMetrics("tiny")
     worker.watch(lambda: FIGURES)
     return worker
 
 
 def store_metrics() -> Metrics:
     store = metrics.StoreMetrics()
-    store.watch(lambda: FIGURES, dict, lambda: {"promoted": 7.0, "slots": 9.0}, dict)
+    store.watch(lambda: {"hits": 5.0}, dict, lambda: {"promoted": 7.0, "slots": 9.0}, dict)
     return store
 
 
@@ -40,8 +42,8 @@ def test_two_in_one_process_do_not_meet(kind: Callable[[], Metrics]) -> None:
 
 def test_what_a_data_structure_says_of_itself_is_read_when_asked() -> None:
     text = worker_metrics().text()
-    assert b"vllm:num_requests_running 3.0" in text
-    assert b"vllm:num_preemptions_total 2.0" in text
+    assert b'vllm:num_requests_running{model_name="tiny"} 3.0' in text
+    assert b'vllm:num_preemptions_total{model_name="tiny"} 2.0' in text
     assert b"penstock_store_hits_total 5.0" in store_metrics().text()
     assert b"penstock_store_gpu_promoted_total 7.0" in store_metrics().text()
     assert b"penstock_store_gpu_slots 9.0" in store_metrics().text()
@@ -85,18 +87,20 @@ def test_a_taken_address_is_a_setting_to_correct() -> None:
 def test_what_is_counted_with_every_token_reads_like_any_other_metric():
     found = metrics.GatewayMetrics()
     tiny = found.of("tiny")
+    plain = Histogram("plain", "Of prometheus_client", ("model_name",), registry=found.registry, buckets=TOKEN_S)
     for seconds in (0.0, 0.001, 0.0010001, 0.07, 120.0, 500.0):
-        tiny.itl.observe(seconds)
-        tiny.ttft.observe(seconds)
+        tiny.requests.itl.observe(seconds)
+        plain.labels("tiny").observe(seconds)
     for _ in range(3):
-        tiny.generation_tokens.inc()
+        tiny.requests.generation_tokens.inc()
         tiny.replans.inc()
     lines = found.text().decode().splitlines()
 
     def values(name: str) -> list[str]:
         return [line.removeprefix(name) for line in lines if line.startswith(name) and "_created" not in line]
 
-    assert values("vllm:inter_token_latency_seconds") == values("vllm:time_to_first_token_seconds") != []
+    both = values("vllm:inter_token_latency_seconds"), values("vllm:time_per_output_token_seconds")
+    assert both == (values("plain"), values("plain")) and both[0]
     assert values("vllm:generation_tokens_total") == values("penstock_replans_total") == ['{model_name="tiny"} 3.0']
     assert {line.rsplit(" ", 1)[-1] for line in lines if "generation_tokens_total" in line and "TYPE" in line} == {
         "counter"

@@ -54,6 +54,24 @@ def test_lines_are_json_and_carry_request_trace_and_service() -> None:
     assert "ZeroDivisionError" in fault["exception"]
 
 
+RECORDED = """
+import os
+from opentelemetry import trace
+from penstock.runtime.telemetry import recording, telemetry
+
+with telemetry("toy"), trace.get_tracer("t").start_as_current_span("s") as span:
+    print(recording(), span.is_recording(), span.get_span_context().is_valid, "grpc" in __import__("sys").modules)
+"""
+
+
+def test_without_an_exporter_nothing_is_recorded() -> None:
+    """But for the ids, which log lines carry; nor is an exporter loaded."""
+    environment = {**os.environ, "PYTHONPATH": str(LIBS)}
+    environment.pop("OTEL_EXPORTER_OTLP_ENDPOINT", None)
+    done = subprocess.run([sys.executable, "-c", RECORDED], capture_output=True, text=True, timeout=60, env=environment)
+    assert done.stdout.split() == ["False", "False", "True", "False"], done.stderr
+
+
 def test_the_level_filters() -> None:
     assert [json.loads(line)["event"] for line in run("error").stderr.splitlines()] == ["a fault"]
 

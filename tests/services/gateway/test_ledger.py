@@ -209,7 +209,7 @@ async def test_the_account_is_what_usage_said(opened, tmp_path):
             sources = setup.gateway.metrics.registry
             for tier in ("computed", "host", "gpu"):
                 labels = {"model_name": "tiny", "source": tier}
-                counted = sources.get_sample_value("vllm:prompt_tokens_by_source_total", labels)
+                counted = sources.get_sample_value("penstock_prompt_tokens_total", labels)
                 found = [
                     row["computed_tokens"] if tier == "computed" else row["cached_tokens"][tier]
                     for row in everyone["data"]

@@ -26,7 +26,7 @@ SERVICES = [
 @asynccontextmanager
 async def open_both(config: WorkerConfig, role: router_pb2.Role.ValueType) -> AsyncIterator[ServedWorker]:
     """Serves prefill and decode until the block ends; `role` says which of them the router is to ask for first."""
-    metrics = WorkerMetrics()
+    metrics = WorkerMetrics(config.served_name)
     async with open_drafter(config, metrics) as drafter:
 
         def register(server: grpc.aio.Server, worker: Worker) -> None:

@@ -75,6 +75,8 @@ class DecodeService(decode_pb2_grpc.DecodeServicer):
                     metrics.count_given("decode", update.computed_tokens, work.used(update))
                     counted = True
                 metrics.told.labels("decode").inc(len(event.tokens))
+                if update.finish is not None:
+                    metrics.count_ended(update.preemptions)
                 yield event
                 first = False
         finally:

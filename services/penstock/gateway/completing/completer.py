@@ -13,7 +13,6 @@ from math import inf
 
 import msgspec
 import structlog
-from opentelemetry import trace
 
 from penstock.chat.model import ChatModel
 from penstock.chat.sessions import Sessions
@@ -28,6 +27,7 @@ from penstock.gateway.completing.calls import call_grammar, sampling_of
 from penstock.gateway.completing.chronicle import chronicle
 from penstock.gateway.completing.completion import Caller, Completion, Speaker
 from penstock.gateway.completing.constraining import recipe_of, without_end
+from penstock.gateway.completing.counting import count
 from penstock.gateway.completing.cutting import last_tokens, room_for_answer
 from penstock.gateway.completing.fingerprint import system_fingerprint
 from penstock.gateway.completing.flow import Flow
@@ -36,6 +36,7 @@ from penstock.gateway.completing.past import PastRequests
 from penstock.gateway.completing.prompts import Naming, Prepared, opening, prepare, weight
 from penstock.gateway.completing.threads import Threads
 from penstock.gateway.completing.tokens import Tokens
+from penstock.gateway.completing.tracing import trace_request
 from penstock.gateway.completing.volatile import VolatileLines
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.mesh.plans import RouterCalls
@@ -43,7 +44,7 @@ from penstock.gateway.mesh.view import RouterView
 from penstock.gateway.mesh.workers import WorkerChannels, Workers
 from penstock.gateway.request.ask import Ask, Conversation, Prompt
 from penstock.gateway.request.bounds import share
-from penstock.gateway.request.work import TIERS, ChoiceRequest, KeepWish, SampledToken
+from penstock.gateway.request.work import ChoiceRequest, KeepWish, SampledToken
 from penstock.grammar.compiling import GrammarCompiler
 from penstock.grammar.recipe import Recipe
 from penstock.kv.hint import ReturnHint
@@ -145,7 +146,7 @@ class Completer:
             block_size=naming.block_size,
             fingerprint=self._fingerprint(served.spec),
             tokenize_s=took,
-            metrics=self._own,
+            metrics=self._own.requests,
             answered=partial(self._answered, caller),
             account=self._count,
         )
@@ -303,17 +304,7 @@ class Completer:
 
     def _count(self, completion: Completion) -> None:
         usage = completion.usage()
-        trace.get_current_span().set_attributes(
-            {
-                "gen_ai.operation.name": "chat" if completion.ask.chat else "text_completion",
-                "gen_ai.provider.name": "penstock",
-                "gen_ai.request.model": completion.ask.model,
-                "gen_ai.response.id": completion.id,
-                "gen_ai.usage.input_tokens": usage.prompt_tokens,
-                "gen_ai.usage.output_tokens": usage.completion_tokens,
-                "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
-            }
-        )
+        trace_request(completion, usage)
         self._log.info(
             "request ended",
             prompt_tokens=usage.prompt_tokens,
@@ -322,22 +313,7 @@ class Completer:
             seconds=round(usage.times["total"], 4),
         )
         self._metrics.usage_defects.inc(completion.usage_defects)
-        metrics = self._own
-        metrics.prompt_tokens.inc(usage.charged_tokens)
-        for tier in TIERS:
-            metrics.prompt_by_source(tier).inc(usage.cached[tier])
-        metrics.prompt_by_source("computed").inc(usage.computed_tokens)
-        for source, tokens in usage.again.items():
-            metrics.again(source).inc(tokens)
-        metrics.told_again.inc(usage.told_again)
-        metrics.draft_passes.inc(usage.drafts.passes)
-        metrics.drafted.inc(usage.drafts.drafted)
-        metrics.accepted.inc(usage.drafts.accepted)
-        for place, tokens in enumerate(usage.drafts.right_at):
-            metrics.accepted_at(place).inc(tokens)
-        metrics.replans.inc(completion.replans)
-        if not completion.caller.yields:
-            metrics.e2e.observe(usage.times["total"])
+        count(completion, usage, self._own)
         counts = of_request(
             usage.computed_tokens, usage.cached, usage.completion_tokens, reasoning=usage.reasoning_tokens
         )

@@ -21,7 +21,7 @@ from penstock.gateway.completing.timing import Marks, times
 from penstock.gateway.completing.usage import Usage
 from penstock.gateway.request.ask import Ask
 from penstock.gateway.request.work import SampledToken
-from penstock.runtime.metrics import ModelMetrics
+from penstock.runtime.request_metrics import RequestMetrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ class Completion:
         block_size: int,
         fingerprint: str,
         tokenize_s: float,
-        metrics: ModelMetrics,
+        metrics: RequestMetrics,
         answered: Callable[[Speaker], None],
         account: Callable[[Completion], None],
     ) -> None:
@@ -102,6 +102,8 @@ class Completion:
         """Seconds from the first byte to it."""
         self._last_token = 0.0
         """`time.perf_counter` at it."""
+        self.given_up = False
+        """It was ended before its choices came to their ends: its client has left, or its time was over."""
 
     def usage(self) -> Usage:
         """The cost of the request so far."""
@@ -194,6 +196,7 @@ class Completion:
             structlog.get_logger("penstock.gateway").exception("request failed")
             self.outbox.fail(Internal("internal error"))
         except asyncio.CancelledError:
+            self.given_up = True
             self.outbox.fail(Unavailable("the request was given up", retry_after=1))
             raise
         finally:
