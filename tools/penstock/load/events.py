@@ -88,8 +88,8 @@ class EventReader(ABC):
         """One line of the stream, and when it came."""
         if not line.startswith(_DATA):
             return
-        data = line[len(_DATA) :].strip()
-        if not data.startswith(b"{"):
+        data = line[len(_DATA) :]
+        if b"{" not in data:  # the last one
             return
         try:
             self.event(data, now)

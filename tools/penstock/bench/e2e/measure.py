@@ -8,6 +8,7 @@ cached was computed in that round.
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -59,6 +60,7 @@ class E2eOptions:
 
 async def measure(wanted: E2eOptions) -> E2eReport:
     """Runs the bench."""
+    gc.freeze()  # what is there now stays: no collection has to look at it while times are taken
     if wanted.ablations:
         return E2eReport("e2e", await ablation_figures(wanted.quick, wanted.rounds, wanted.cells))
     shape = _SHAPES[wanted.shape]
