@@ -113,7 +113,6 @@ def run(client: Client, doors: Doors) -> Tried:
         "PENSTOCK_GRPC": doors.grpc,
         "PENSTOCK_MODEL": MODEL,
         "PENSTOCK_MODEL_DIR": str(embedded(MODEL)),
-        "HF_HUB_OFFLINE": "1",  # tokenizers come from that directory
     }
     try:
         command = (client.interpreter, _where(client) / client.file)

@@ -46,7 +46,16 @@ def completions():
 
 @case
 def sessions():
-    load("--endpoint-type", "chat", "--num-sessions", str(REQUESTS // 3), "--session-turns-mean", "3", "--concurrency", "4")
+    load(
+        "--endpoint-type",
+        "chat",
+        "--num-sessions",
+        str(REQUESTS // 3),
+        "--session-turns-mean",
+        "3",
+        "--concurrency",
+        "4",
+    )
 
 
 report(aiperf=version("aiperf"))
