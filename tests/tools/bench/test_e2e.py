@@ -15,7 +15,7 @@ from tests.tools.load.token_server import Script, completion, serving
 
 from penstock.bench.e2e import ablations, figures, processes
 from penstock.bench.e2e.cells import LoadCell, cells, values
-from penstock.bench.e2e.loads import AgentLoad, CodingLoad, FanOutLoad, MixedLoad, PlainLoad, Stage
+from penstock.bench.e2e.loads import AgentLoad, CodingLoad, FanOutLoad, LoadStage, MixedLoad, PlainLoad
 from penstock.bench.e2e.measure import CELLS, E2eOptions, concerned
 from penstock.bench.e2e.processes import Mapped
 from penstock.bench.e2e.report import E2eReport
@@ -54,7 +54,7 @@ async def played(load, salt="x/1"):
     """The parts of a load before a server that answers at once, and what it was asked."""
     script = Script(completion)
     async with serving(script) as port:
-        stage = Stage(LoadTarget(host="127.0.0.1", port=port, tls=False, prefix="/v1", endpoint="completions"), 900)
+        stage = LoadStage(LoadTarget(host="127.0.0.1", port=port, tls=False, prefix="/v1", endpoint="completions"), 900)
         return await load.run(stage, salt), script
 
 
@@ -100,7 +100,7 @@ async def test_long_prompts_come_one_by_one_and_only_beside_streams():
 
     script = Script(completion, hold=hold)
     async with serving(script) as port, asyncio.timeout(60):
-        stage = Stage(LoadTarget(host="127.0.0.1", port=port, tls=False, prefix="/v1", endpoint="completions"), 900)
+        stage = LoadStage(LoadTarget(host="127.0.0.1", port=port, tls=False, prefix="/v1", endpoint="completions"), 900)
         found = await MixedLoad(streams=2, prompt=30, output=9, long=64, long_output=1).run(stage, "x")
     assert [len(body["prompt"]) for body in script.asked][:4] == [30, 30, 64, 64]
     assert len(found["streams"]) == 2 and len(found["long"]) >= 2
@@ -118,7 +118,7 @@ async def test_prompts_are_the_same_for_the_same_seed_and_differ_otherwise():
 async def test_an_answer_that_is_too_short_ends_a_load():
     script = Script(lambda body: completion(body | {"max_tokens": 3}))
     async with serving(script) as port:
-        stage = Stage(LoadTarget(host="127.0.0.1", port=port, tls=False, prefix="/v1", endpoint="completions"), 900)
+        stage = LoadStage(LoadTarget(host="127.0.0.1", port=port, tls=False, prefix="/v1", endpoint="completions"), 900)
         with pytest.raises(AskFailed, match="3 tokens came instead of 5"):
             await AgentLoad(sessions=3, turns=4, system=32, new=20, output=5).run(stage, "x")
     assert len(script.asked) <= 3

@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
 from penstock.bench.e2e.cells import LoadCell, Values, values
-from penstock.bench.e2e.loads import AgentLoad, Stage
+from penstock.bench.e2e.loads import AgentLoad, LoadStage
 from penstock.bench.e2e.running import Server, free_port, serving
 from penstock.bench.e2e.servers import MESH, MeshForm, up
 from penstock.bench.engine.process import Failed
@@ -117,7 +117,7 @@ def _serving(form: MeshForm) -> AbstractAsyncContextManager[Server]:
 
 
 def _subject(server: Server, cell: LoadCell) -> Measure[Values]:
-    stage = Stage(server.target, inspect(embedded(_MODEL)).config.vocab_size)
+    stage = LoadStage(server.target, inspect(embedded(_MODEL)).config.vocab_size)
 
     async def sample(round: int) -> Values:
         return values(await cell.run(stage, round))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from penstock.bench.e2e.loads import AgentLoad, CodingLoad, FanOutLoad, MixedLoad, Parts, PlainLoad, Stage
+from penstock.bench.e2e.loads import AgentLoad, CodingLoad, FanOutLoad, LoadStage, MixedLoad, Parts, PlainLoad
 from penstock.load.distribution import Block, spread
 from penstock.load.metrics import MetricTerms, metrics
 from penstock.load.records import LoadRecord
@@ -24,7 +24,7 @@ class LoadCell:
     name: str
     load: AgentLoad | CodingLoad | FanOutLoad | MixedLoad | PlainLoad
 
-    async def run(self, stage: Stage, round: int) -> Parts:
+    async def run(self, stage: LoadStage, round: int) -> Parts:
         """Every server gets the same prompts in a round, and in no two rounds the same."""
         return await self.load.run(stage, f"{self.name}/{round}")
 

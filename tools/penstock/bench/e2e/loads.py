@@ -31,7 +31,7 @@ _HEAD_START_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class LoadStage:
     """A server, and how prompts for it are made."""
 
     target: LoadTarget
@@ -76,7 +76,7 @@ class AgentLoad:
         """All of it."""
         return _mixed(self.sessions, turns=self.turns, system=self.system, new=self.new, output=self.output)
 
-    async def run(self, stage: Stage, salt: str) -> Parts:
+    async def run(self, stage: LoadStage, salt: str) -> Parts:
         """`turn1` to `turnN`."""
         return by_turn(await stage.play(self.plan(), salt))
 
@@ -94,7 +94,7 @@ class FanOutLoad:
         """All of it."""
         return _mixed(1, agents=self.children, system=self.system, new=self.new, output=self.output)
 
-    async def run(self, stage: Stage, salt: str) -> Parts:
+    async def run(self, stage: LoadStage, salt: str) -> Parts:
         """`parent` and `children`."""
         found: dict[str, list[LoadRecord]] = {"parent": [], "children": []}
         for record in await stage.play(self.plan(), salt):
@@ -110,7 +110,7 @@ class PlainLoad:
     prompt: int = 512
     output: int = 128
 
-    async def run(self, stage: Stage, salt: str) -> Parts:
+    async def run(self, stage: LoadStage, salt: str) -> Parts:
         """`plain`."""
         return {"plain": await stage.play(_mixed(self.streams, new=self.prompt, output=self.output), salt)}
 
@@ -125,7 +125,7 @@ class MixedLoad:
     long: int = 2048
     long_output: int = 8
 
-    async def run(self, stage: Stage, salt: str) -> Parts:
+    async def run(self, stage: LoadStage, salt: str) -> Parts:
         """`streams` and `long`."""
         plan = _mixed(self.streams, new=self.prompt, output=self.output)
         waited, all_begun = {session.name for session in plan.sessions}, asyncio.Event()
@@ -176,7 +176,7 @@ class CodingLoad:
         )
         return planned(shrunk(load(CODING_AGENTS), self.shrink), playing)
 
-    async def run(self, stage: Stage, salt: str) -> Parts:
+    async def run(self, stage: LoadStage, salt: str) -> Parts:
         """`first` turns of agents, and `later` ones."""
         turns = by_turn(await stage.play(await asyncio.to_thread(self.plan), salt))
         later = [record for name, part in turns.items() if name != "turn1" for record in part]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from penstock.bench.e2e import processes
 from penstock.bench.e2e.cells import LoadCell, Values, values
-from penstock.bench.e2e.loads import PlainLoad, Stage
+from penstock.bench.e2e.loads import LoadStage, PlainLoad
 from penstock.bench.e2e.running import Server, free_port, serving
 from penstock.bench.e2e.servers import MESHES, mesh, peer
 from penstock.bench.engine.process import Failed
@@ -80,7 +80,7 @@ class Sources:
         spec = mesh(name, self.model, port, *more) if ours else peer(name, self.model, port, self.places)
         async with serving(spec, port) as server:
             try:
-                await _WARM_UP.run(Stage(server.target, self.shape.vocab), "warm-up")
+                await _WARM_UP.run(LoadStage(server.target, self.shape.vocab), "warm-up")
             except AskFailed as error:
                 raise Failed(f"{name} is ready and does not answer: {error}") from None
             yield server
@@ -102,7 +102,7 @@ class Subjects:
         server.go_on()
         try:
             before = processes.cpu_s(server.pids)
-            parts = await cell.run(Stage(server.target, shape.vocab), round)
+            parts = await cell.run(LoadStage(server.target, shape.vocab), round)
             used = processes.cpu_s(server.pids) - before
             found = values(parts)
             tokens = sum(record.tokens for part in parts.values() for record in part)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from penstock.bench.e2e.loads import MixedLoad, Stage
+from penstock.bench.e2e.loads import LoadStage, MixedLoad
 from penstock.bench.e2e.model import served
 from penstock.bench.e2e.running import Server
 from penstock.bench.e2e.subjects import Sources
@@ -59,7 +59,7 @@ async def roles_figures(quick: bool) -> list[Figure]:
 
 def _measured(server: Server, load: MixedLoad) -> Measure[RoleSample]:
     async def sample(round: int) -> RoleSample:
-        parts = await load.run(Stage(server.target, SMALL.vocab), f"mixed/{round}")
+        parts = await load.run(LoadStage(server.target, SMALL.vocab), f"mixed/{round}")
         gaps = [gap for record in parts["streams"] for gap in record.token_gaps]
         firsts = [record.ttft for record in parts["long"] if record.ttft is not None]
         found = {f"itl_p{percent:.0f}": float(np.percentile(gaps, percent)) for percent in _PERCENTS}
