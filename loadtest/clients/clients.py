@@ -13,6 +13,8 @@ from pathlib import Path
 
 from loadtest.clients.install import installed, interpreter, of_node, place
 from loadtest.clients.served import MODEL, Doors
+from loadtest.peers import install as peers
+from penstock.models import embedded
 
 CASES = Path(__file__).parent / "cases"
 OK = "ok"
@@ -28,6 +30,19 @@ class Client:
     file: str
     note: str = ""
     """What the cases do that is not the client's default."""
+    peer: bool = False
+    """Whether its environment is that of a peer, of `loadtest.peers.install`."""
+
+    @property
+    def missing(self) -> str:
+        """How its environment is made, where it is not there."""
+        there = peers.interpreter(self.environment).is_file() if self.peer else installed(self.environment)
+        return "" if there else f"python -m loadtest.{'peers' if self.peer else 'clients'}.install {self.environment}"
+
+    @property
+    def interpreter(self) -> Path:
+        """Runs its cases."""
+        return peers.interpreter(self.environment) if self.peer else interpreter(self.environment)
 
 
 CLIENTS = (
@@ -60,6 +75,8 @@ CLIENTS = (
         "an agent with a short prompt: that of the default one is longer than this model's context",
     ),
     Client("grpc-requests, by reflection", "grpc", "grpc_case.py"),
+    Client("aiperf", "load", "aiperf_case.py"),
+    Client("vllm bench serve", "vllm", "vllm_case.py", peer=True),
 )
 
 
@@ -88,11 +105,17 @@ def run(client: Client, doors: Doors) -> Tried:
         seconds = time.monotonic() - begin
         return Tried(client=client.name, seconds=seconds, versions=versions or {}, cases=cases, note=client.note)
 
-    if not installed(client.environment):
-        return tried({"start": f"not installed: python -m loadtest.clients.install {client.environment}"})
-    environment = {**os.environ, "PENSTOCK_URL": doors.url, "PENSTOCK_GRPC": doors.grpc, "PENSTOCK_MODEL": MODEL}
+    if client.missing:
+        return tried({"start": f"not installed: {client.missing}"})
+    environment = {
+        **os.environ,
+        "PENSTOCK_URL": doors.url,
+        "PENSTOCK_GRPC": doors.grpc,
+        "PENSTOCK_MODEL": MODEL,
+        "PENSTOCK_MODEL_DIR": str(embedded(MODEL)),
+    }
     try:
-        command = (interpreter(client.environment), _where(client) / client.file)
+        command = (client.interpreter, _where(client) / client.file)
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_LIMIT_S)
     except (subprocess.TimeoutExpired, OSError) as error:
         return tried({"start": str(error)})

@@ -13,8 +13,9 @@ _HEAD = """# Clients
 
 Written by `make test-clients`: official clients, unchanged, against `penstock up` and the embedded model. What each
 case does stands in `loadtest/clients/cases/`. The model is tiny, so the cases depend on the protocol alone: calls that
-are required, schemas, limits. A client that cancels leaves no request live, and the gateway's metrics count one more as
-cancelled, within a second. schemathesis makes requests from `/openapi.json`, right and wrong ones.
+are required, schemas, limits. Load generators have no failed request, and count the tokens that the gateway counts. A
+client that cancels leaves no request live, and the gateway's metrics count one more as cancelled, within a second.
+schemathesis makes requests from `/openapi.json`, right and wrong ones.
 
 """
 

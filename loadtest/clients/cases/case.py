@@ -17,6 +17,8 @@ from typing import Any, Literal
 URL = os.environ["PENSTOCK_URL"]
 """Of the gateway, without /v1."""
 MODEL = os.environ["PENSTOCK_MODEL"]
+MODEL_DIR = os.environ.get("PENSTOCK_MODEL_DIR", "")
+"""Where the model's tokenizer is."""
 KEY = "none"
 City = Literal["Oslo", "Bergen"]
 """A list, since a small model fills an open string to the limit."""
@@ -66,12 +68,22 @@ async def begun() -> None:
         await asyncio.sleep(0.02)
 
 
+def counted() -> tuple[float, float]:
+    """Tokens of the prompts and of the answers of all requests so far, as the gateway counts them."""
+    return _read("vllm:prompt_tokens_total{", "vllm:generation_tokens_total{")
+
+
 async def _figures() -> tuple[float, float]:
     """The requests that the gateway runs, and those that ended because their clients left."""
-    page = await asyncio.to_thread(lambda: urllib.request.urlopen(f"{URL}/metrics").read().decode())
     names = ("penstock_requests_live ", 'penstock_requests_total{outcome="cancelled"} ')
-    live, cancelled = (sum(float(line.split()[-1]) for line in page.splitlines() if line.startswith(n)) for n in names)
-    return live, cancelled
+    return await asyncio.to_thread(_read, *names)
+
+
+def _read(first: str, second: str) -> tuple[float, float]:
+    """Two sums of the gateway's metrics, of lines that begin so."""
+    lines = urllib.request.urlopen(f"{URL}/metrics").read().decode().splitlines()
+    one, other = (sum(float(line.split()[-1]) for line in lines if line.startswith(name)) for name in (first, second))
+    return one, other
 
 
 def report(**versions: str) -> None:

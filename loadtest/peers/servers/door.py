@@ -61,6 +61,7 @@ class _Door:
             text = self._tokenizer.decode(list(ids))
             self._write(writer, {"choices": [{"index": 0, "text": text, "token_ids": ids}]})
             await writer.drain()
+        self._write(writer, {"choices": [{"index": 0, "text": "", "finish_reason": "length"}]})
         self._write(writer, {"choices": [], "usage": {"prompt_tokens": len(prompt), "completion_tokens": tokens}})
         writer.write(b"data: [DONE]\n\n")
         await writer.drain()

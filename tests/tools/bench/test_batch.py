@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from penstock.bench.batch import BatchRound, LiveTraffic, batch_figures, itl_p90, ttft_p90
-from penstock.bench.e2e.answers import TimedAnswer
-from penstock.bench.e2e.loads import PromptSource
+from penstock.bench.e2e.prompts import PromptSource
 from penstock.bench.harness import BenchReport
+from penstock.load.asking import TimedAnswer
+from penstock.load.events import CountedUsage
 
 
 class EchoClient:
@@ -24,7 +25,7 @@ class EchoClient:
     async def ask(self, prompt: Any, tokens: int, name: str) -> TimedAnswer:
         at = asyncio.get_running_loop().time() - self.begin
         self.asked.append((at, tuple(prompt), tokens, name))
-        return TimedAnswer(at)
+        return TimedAnswer(at, [], [], CountedUsage())
 
 
 async def test_traffic_comes_at_the_same_times_with_other_prompts() -> None:
@@ -43,12 +44,8 @@ async def test_traffic_comes_at_the_same_times_with_other_prompts() -> None:
 
 
 def test_percentiles_are_of_all_gaps_and_of_all_first_tokens() -> None:
-    answers = []
-    for number in range(1, 11):
-        answer = TimedAnswer(0.0)
-        for place in range(11):
-            answer.gained([1], number + place * number)
-        answers.append(answer)
+    times = [[number + place * number for place in range(11)] for number in range(1, 11)]
+    answers = [TimedAnswer(0.0, [1] * 11, each, CountedUsage()) for each in times]
     assert itl_p90(answers) == pytest.approx(9.0, abs=1.0) and ttft_p90(answers) == pytest.approx(9.0, abs=1.0)
 
 

@@ -45,6 +45,7 @@ def test_help_of_the_command_line_imports_no_bench() -> None:
         "kv",
         "masked",
         "measured",
+        "operate",
         "overhead",
         "cores",
         "paired",

@@ -1,4 +1,4 @@
-"""The bench of the whole mesh: its client, its loads, its arithmetic, and one small run of all of it."""
+"""The bench of the whole mesh: its loads, its arithmetic, and one small run of all of it."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
-from tests.tools.bench.sse_server import Script, completion, event, serving
+from tests.tools.load.token_server import Script, completion, serving
 
-from penstock.bench.e2e import figures, processes
-from penstock.bench.e2e.answers import TimedAnswer, output_token_throughput, percentile
+from penstock.bench.e2e import ablations, figures, processes
 from penstock.bench.e2e.cells import LoadCell, cells, values
-from penstock.bench.e2e.client import AskFailed, TimedClient
-from penstock.bench.e2e.dialects import LlamaServer, OpenAi
-from penstock.bench.e2e.loads import AgentLoad, FanOutLoad, MixedLoad, PlainLoad, PromptSource
+from penstock.bench.e2e.loads import AgentLoad, CodingLoad, FanOutLoad, LoadStage, MixedLoad, PlainLoad
 from penstock.bench.e2e.measure import CELLS, E2eOptions, concerned
 from penstock.bench.e2e.processes import Mapped
 from penstock.bench.e2e.report import E2eReport
@@ -26,152 +24,119 @@ from penstock.bench.e2e.subjects import ServerRow, ServerSample, Sources, opened
 from penstock.bench.engine.shapes import BIG, SMALL
 from penstock.bench.engine.subjects import Places
 from penstock.bench.measured.document import section
+from penstock.load.asking import AskFailed
+from penstock.load.records import LoadRecord
+from penstock.load.target import LoadTarget
 from penstock.models import embedded
 from penstock.runtime.config import ConfigError
 
 
-def client(port, dialect=None, **more):
-    return TimedClient("127.0.0.1", port, dialect or OpenAi("m"), **more)
+def told(asked, times, number=1, prompt=10, cached=0):
+    """A request whose tokens came at these times, those of one time together."""
+    parts = [times.count(at) for at in dict.fromkeys(times)]
+    return LoadRecord(
+        session="s",
+        number=number,
+        scheduled=asked,
+        sent=asked,
+        first=times[0],
+        last=times[-1],
+        ended=times[-1],
+        gaps=[later - earlier for earlier, later in pairwise(dict.fromkeys(times))],
+        sizes=parts,
+        prompt_tokens=prompt,
+        output_tokens=len(times),
+        cached_tokens=cached,
+    )
 
 
-async def test_tokens_are_taken_with_their_times_and_the_usage():
-    script, begun = Script(completion), []
+async def played(load, salt="x/1"):
+    """The parts of a load before a server that answers at once, and what it was asked."""
+    script = Script(completion)
     async with serving(script) as port:
-        answer = await client(port).ask([7, 8, 9], 5, "s-1", lambda: begun.append(1))
-    assert answer.ids == [1000, 1001, 1002, 1003, 1004] and begun == [1]
-    assert (answer.prompt_tokens, answer.cached_tokens, answer.refusals) == (3, 16, 0)
-    assert len(answer.times) == 5 and answer.times == sorted(answer.times)
-    assert 0 < answer.time_to_first_token <= answer.request_latency
-    assert script.sessions == ["s-1"]
-    asked = script.asked[0]
-    assert (asked["prompt"], asked["max_tokens"], asked["ignore_eos"], asked["temperature"]) == ([7, 8, 9], 5, True, 0)
+        stage = LoadStage(LoadTarget(host="127.0.0.1", port=port, tls=False, prefix="/v1", endpoint="completions"), 900)
+        return await load.run(stage, salt), script
 
 
-async def test_events_may_come_in_any_pieces():
-    def writes(body):
-        text = b"".join(completion(body))
-        return [text[at : at + 7] for at in range(0, len(text), 7)]
-
-    async with serving(Script(writes)) as port:
-        answer = await client(port).ask([7], 6, "s")
-    assert answer.ids == list(range(1000, 1006)) and answer.prompt_tokens == 1
-
-
-async def test_the_events_of_llama_server():
-    def writes(body):
-        last = {"stop": True, "tokens": [], "tokens_evaluated": 9, "timings": {"cache_n": 4}}
-        return [*(event({"stop": False, "tokens": [id]}) for id in range(body["n_predict"])), event(last)]
-
-    async with serving(Script(writes)) as port:
-        answer = await client(port, LlamaServer()).ask([1], 3, "s")
-    assert (answer.ids, answer.prompt_tokens, answer.cached_tokens) == ([0, 1, 2], 9, 4)
-
-
-async def test_a_refusal_is_tried_again_and_its_time_counts():
-    refusals = [(503, "retry-after: 0\r\n"), (429, "retry-after: 0\r\n")]
-    async with serving(Script(completion, refusals)) as port:
-        answer = await client(port).ask([7], 2, "s")
-    assert answer.refusals == 2 and len(answer.ids) == 2
-
-
-@pytest.mark.parametrize(
-    ("script", "said"),
-    [
-        (Script(completion, [(400, "")]), "status 400: busy"),
-        (Script(lambda body: completion(body | {"max_tokens": 3})), "3 tokens came instead of 4"),
-        (Script(lambda body: completion(body)[:2], cut=True), "3 tokens came instead of 4"),
-        (Script(lambda body: [b"data: " + b"x" * 9], [(503, "")]), "no whole answer within 0 s"),
-    ],
-)
-async def test_what_is_no_whole_answer_fails(script, said):
-    async with serving(script) as port:
-        with pytest.raises(AskFailed, match=said):
-            await client(port, limit_s=0.3).ask([7], 4, "s")
-
-
-async def test_a_server_that_is_not_there():
-    async with serving(Script(completion)) as port:
-        pass
-    with pytest.raises(AskFailed, match="no connection"):
-        await client(port).ask([7], 4, "s")
-
-
-def told(asked, times, prompt=10, cached=0):
-    return TimedAnswer(asked, list(range(len(times))), list(times), prompt, cached)
-
-
-class Recorder:
-    """Answers at once, and keeps who was asked what."""
-
-    def __init__(self):
-        self.asked = []
-        self.live = 0
-        self.most = 0
-
-    async def __call__(self, prompt, tokens, session, begun=lambda: None):
-        self.asked.append((tuple(prompt), tokens, session))
-        self.live += 1
-        self.most = max(self.most, self.live)
-        for _ in range(tokens):
-            await asyncio.sleep(0)
-        begun()
-        self.live -= 1
-        return TimedAnswer(0.0, [5] * tokens, [1.0] * tokens)
+def by_session(script):
+    found = {}
+    for body, session in zip(script.asked, script.sessions, strict=True):
+        found.setdefault(session, []).append(body["prompt"])
+    return found
 
 
 async def test_agents_share_a_beginning_and_send_everything_again():
-    ask = Recorder()
-    turns = await AgentLoad(sessions=3, turns=2, system=20, new=4, output=2).run(ask, PromptSource(900, "x/1"))
+    turns, script = await played(AgentLoad(sessions=3, turns=2, system=32, new=20, output=2))
     assert [len(part) for part in turns.values()] == [3, 3] and list(turns) == ["turn1", "turn2"]
-    assert ask.most == 3
-    by_session = {}
-    for prompt, _, session in ask.asked:
-        by_session.setdefault(session, []).append(prompt)
-    assert len(by_session) == 3
-    assert len({prompts[0][:20] for prompts in by_session.values()}) == 1
-    assert len({prompts[0][20:] for prompts in by_session.values()}) == 3
-    for first, second in by_session.values():
-        assert second[:26] == (*first, 5, 5) and len(second) == 30
+    prompts = by_session(script)
+    assert len(prompts) == 3
+    assert len({tuple(first[:32]) for first, _ in prompts.values()}) == 1
+    assert len({tuple(first[32:]) for first, _ in prompts.values()}) == 3
+    for first, second in prompts.values():
+        assert len(first) == 52 and len(second) == 74 and second[:54] == [*first, 1000, 1001]
+        assert all(300 <= id < 900 for id in first)
+    assert all(record.prompt_tokens == record.planned_tokens for part in turns.values() for record in part)
 
 
-async def test_children_have_their_parents_context():
-    ask = Recorder()
-    found = await FanOutLoad(children=4, system=20, new=4, output=2).run(ask, PromptSource(900, "x"))
-    parent, *children = ask.asked
-    assert len(found["children"]) == 4 == ask.most
-    assert all(prompt[:26] == (*parent[0], 5, 5) and len(prompt) == 30 for prompt, _, _ in children)
-    assert len({prompt for prompt, _, _ in children}) == 4
+async def test_children_have_their_parents_context_and_run_beside_each_other():
+    found, script = await played(FanOutLoad(children=4, system=32, new=20, output=2))
+    parent, *children = script.asked
+    assert len(found["children"]) == 4 and len(found["parent"]) == 1
+    assert all(body["prompt"][:54] == [*parent["prompt"], 1000, 1001] for body in children)
+    assert all(len(body["prompt"]) == 74 for body in children)
+    assert len({tuple(body["prompt"]) for body in children}) == 4 and len(set(script.sessions)) == 5
+    assert {record.scheduled for record in found["children"]} == {found["parent"][0].ended}
 
 
-async def test_long_prompts_come_only_beside_streams():
-    ask = Recorder()
-    load = MixedLoad(streams=2, prompt=3, output=9, long=30, long_output=1)
-    found = await load.run(ask, PromptSource(900, "x"))
-    lengths = [len(prompt) for prompt, _, _ in ask.asked]
-    assert lengths[:2] == [3, 3] and set(lengths[2:]) <= {30} and len(found["streams"]) == 2
+async def test_long_prompts_come_one_by_one_and_only_beside_streams():
+    """The streams' last tokens come when two long prompts have been answered."""
+    long = asyncio.Event()
+
+    async def hold(body, script):
+        if len(body["prompt"]) == 30:
+            await long.wait()
+        elif len(script.asked) == 4:
+            long.set()
+
+    script = Script(completion, hold=hold)
+    async with serving(script) as port, asyncio.timeout(60):
+        stage = LoadStage(LoadTarget(host="127.0.0.1", port=port, tls=False, prefix="/v1", endpoint="completions"), 900)
+        found = await MixedLoad(streams=2, prompt=30, output=9, long=64, long_output=1).run(stage, "x")
+    assert [len(body["prompt"]) for body in script.asked][:4] == [30, 30, 64, 64]
+    assert len(found["streams"]) == 2 and len(found["long"]) >= 2
+    for before, after in pairwise(found["long"]):
+        assert after.planned_tokens == 64 and before.good
+    assert len(set(script.sessions)) == len(script.sessions)
 
 
 async def test_prompts_are_the_same_for_the_same_seed_and_differ_otherwise():
-    async def prompts(seed):
-        ask = Recorder()
-        await PlainLoad(streams=2, prompt=8, output=1).run(ask, PromptSource(900, seed))
-        return [prompt for prompt, _, _ in ask.asked]
-
-    first, again, other = await prompts("a"), await prompts("a"), await prompts("b")
-    assert first == again and not {tuple(prompt) for prompt in first} & {tuple(prompt) for prompt in other}
+    load = PlainLoad(streams=2, prompt=20, output=1)
+    prompts = [{tuple(body["prompt"]) for body in (await played(load, seed))[1].asked} for seed in ("a", "a", "b")]
+    assert prompts[0] == prompts[1] and not prompts[0] & prompts[2]
 
 
-async def test_the_first_error_ends_a_load():
-    async def ask(prompt, tokens, session, begun=None):
-        raise AskFailed("no")
+async def test_an_answer_that_is_too_short_ends_a_load():
+    script = Script(lambda body: completion(body | {"max_tokens": 3}))
+    async with serving(script) as port:
+        stage = LoadStage(LoadTarget(host="127.0.0.1", port=port, tls=False, prefix="/v1", endpoint="completions"), 900)
+        with pytest.raises(AskFailed, match="3 tokens came instead of 5"):
+            await AgentLoad(sessions=3, turns=4, system=32, new=20, output=5).run(stage, "x")
+    assert len(script.asked) <= 3
 
-    with pytest.raises(AskFailed, match="no"):
-        await PlainLoad(streams=3).run(ask, PromptSource(900, "x"))
+
+def test_coding_agents_fit_into_the_context_and_go_on_with_what_was_said():
+    load = CodingLoad(sessions=16, turns=12)
+    plan = load.plan()
+    turns = [turn for session in plan.sessions for turn in session.turns]
+    assert len(plan.sessions) > 8 and len(turns) > 100
+    assert max(turn.tokens + turn.output for turn in turns) <= load.context
+    assert max(turn.think_s for turn in turns) == load.max_think_s
+    assert sum(turn.reusable for turn in turns) > 0.8 * sum(turn.tokens for turn in turns)
 
 
 def test_values_have_aiperfs_names():
     first = told(0.0, [0.5, 0.6, 0.6, 0.8], prompt=100, cached=75)
-    second = told(0.1, [0.3, 1.1], prompt=100)
+    second = told(0.1, [0.3, 1.1], 2, prompt=100)
     found = values({"turn1": [first], "turn2": [second]})
     assert found["output_token_throughput"] == pytest.approx(6 / 1.1)
     assert found["time_to_first_token_turn1_p50"] == pytest.approx(500)
@@ -188,11 +153,6 @@ def test_gaps_of_streams_leave_the_long_prompts_out():
     found = values({"streams": [told(0.0, [0.1, 0.2])], "long": [told(0.0, [5.0, 9.0])]})
     assert found["inter_token_gap_streams_p90"] == pytest.approx(100)
     assert found["inter_token_gap_max"] == pytest.approx(4000)
-
-
-def test_percentiles_and_throughput():
-    assert [percentile([4, 1, 3, 2], percent) for percent in (0, 50, 90, 100)] == [1, 2.5, 3.7, 4]
-    assert output_token_throughput([told(1.0, [2.0]), told(2.0, [2.5, 5.0])]) == pytest.approx(3 / 4)
 
 
 def samples(*rates, value="output_token_throughput"):
@@ -256,6 +216,19 @@ def test_the_document_has_every_comparison():
     assert len(table) == len(figures.COMPARED) and all("| 1.00 | 1.00 to 1.00 |" in line for line in table)
 
 
+def test_ablations_are_without_a_part_beside_with_it_and_stand_in_the_document():
+    on = [dict.fromkeys(ablations.COMPARED.values(), 2.0)] * 3
+    off = [dict.fromkeys(ablations.COMPARED.values(), factor) for factor in (1.0, 3.0, 2.0)]
+    found = [one for ablation in ablations.ABLATIONS for one in ablations.ratios(ablation, on, off)]
+    by_id = {one.id: one for one in found}
+    assert (by_id["ablation_store_turn2_ttft"].value, by_id["ablation_store_turn2_ttft"].min) == (1.0, 0.5)
+    assert by_id["ablation_draft_off_tokens_per_s"].max == 3.0
+    text = section(E2eReport("e2e", found).json())
+    for ablation in ablations.ABLATIONS:
+        assert f"| {ablation.name.replace('_', ' ')} | {ablation.words} | 1.00 (0.50 to 1.50) |" in text
+    assert "--ablations" not in section(E2eReport("e2e", []).json())
+
+
 def test_servers_that_do_not_fit_into_memory_together_take_sittings_with_the_mesh():
     assert sittings(USUAL, SMALL, 1 << 28) == [USUAL]
     groups = sittings(USUAL, BIG, 5 << 29)
@@ -280,6 +253,12 @@ def test_every_comparison_is_of_a_cell_that_is_measured():
 def test_a_name_that_there_is_not_is_refused(setting):
     with pytest.raises(ConfigError, match=f"{setting}.*'other'.*must be one of"):
         E2eOptions(**{setting: ("other",)})
+
+
+def test_cells_of_ablations_are_the_parts():
+    assert E2eOptions(ablations=True, cells=("draft",)).cells == ("draft",)
+    with pytest.raises(ConfigError, match=r"cells.*'agents_8'.*must be one of affinity, store"):
+        E2eOptions(ablations=True, cells=("agents_8",))
 
 
 def test_memory_that_is_shared_counts_once():

@@ -15,6 +15,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from tests.tools.load.token_server import completion
 
 TOKENS_PER_WORD = 2
 OVERHEAD = 5
@@ -53,6 +54,8 @@ class ChatServer:
     knows_tools: bool = True
     counts: bool = True
     """Whether it tells the usage."""
+    tells_ids: bool = True
+    """Whether completions have the ids of their tokens."""
 
     async def chat(self, request: Request) -> Response:
         body = json.loads(await request.body())
@@ -64,6 +67,16 @@ class ChatServer:
         if said.status != 200:
             return JSONResponse({"error": {"message": "not now"}}, said.status, said.headers)
         return StreamingResponse(self._events(body, said), media_type="text/event-stream")
+
+    async def completions(self, request: Request) -> Response:
+        """Ids of tokens, two in a part but for the first; see `token_server`."""
+        body = json.loads(await request.body())
+        self.asked.append(body)
+        self.sessions.append(request.headers.get("x-session-affinity", ""))
+        events = completion(body)
+        if not self.tells_ids:
+            events = [event.replace(b"token_ids", b"other") for event in events]
+        return Response(b"".join(events), media_type="text/event-stream")
 
     async def models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [{"id": "fake", "max_model_len": CONTEXT}]})
@@ -112,6 +125,7 @@ async def serving(answer: Callable[[dict[str, Any]], Awaitable[Said]] = at_once)
         server = ChatServer(f"http://127.0.0.1:{listener.getsockname()[1]}", answer)
         routes = [
             Route("/v1/chat/completions", server.chat, methods=["POST"]),
+            Route("/v1/completions", server.completions, methods=["POST"]),
             Route("/v1/models", server.models),
         ]
         config = uvicorn.Config(Starlette(routes=routes), log_config=None, lifespan="off", timeout_graceful_shutdown=0)

@@ -178,3 +178,10 @@ def test_by_turn() -> None:
     assert (first["turn"], first["requests"], first["cached_pct"]) == (1, 2, 25.0)
     assert (first["time_to_first_token"]["min"], first["time_to_first_token"]["max"]) == (1000.0, 2000.0)
     assert (second["requests"], second["cached_pct"], second["time_to_first_token"]["max"]) == (2, 80.0, None)
+
+
+def test_tokens_of_a_part_have_no_gap_between_them() -> None:
+    several = record(sizes=[2, 1, 3, 1, 1], output_tokens=None)
+    assert several.token_gaps == [0.0, 0.5, 0.5, 0.0, 0.0, 0.5, 0.5] and several.tokens == 8
+    assert several.tpot == pytest.approx(2.0 / 7)
+    assert record().token_gaps == [], "a server that does not say how many tokens a part has"

@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 from tests.tools.load.support import BLOCK, WORDING, chain, keys, plan, single
 
-from penstock.load.conversation import AnswerText, SessionPrompts
+from penstock.load.conversation import SessionPrompts
+from penstock.load.events import AnswerText
 from penstock.load.planning import LoadSession
+from penstock.load.tokens import TokenPrompts
 from penstock.load.wording import WORDS, Wording
 from penstock.traces.reading import RecordedAsk
 
@@ -19,6 +21,36 @@ def prompts(session: LoadSession, *, tools: bool = False) -> SessionPrompts:
 
 def text(session: LoadSession, number: int = 0) -> str:
     return " ".join(message["content"] for message in prompts(session).messages(number))
+
+
+def talk_of_tokens(session: LoadSession, vocab: int = 900) -> TokenPrompts:
+    return TokenPrompts(session, Wording(salt="test", vocab=vocab))
+
+
+def test_prompts_of_token_ids_are_exactly_as_long_as_planned() -> None:
+    """And blocks with the same key are the same ids, as their text would be."""
+    one, two, alone = (
+        talk_of_tokens(session).ids(0)
+        for session in plan(single(0, *"abcd"), single(1, *"abxy"), single(2, *"pqrs")).sessions
+    )
+    assert [len(ids) for ids in (one, two, alone)] == [4 * BLOCK] * 3
+    assert one[: 2 * BLOCK] == two[: 2 * BLOCK] and one[2 * BLOCK :] != two[2 * BLOCK :]
+    assert one[:BLOCK] != alone[:BLOCK] and all(300 <= id < 900 for id in (*one, *two, *alone))
+    [session] = plan(single(0, *"abcd")).sessions
+    assert max(talk_of_tokens(session, 400).ids(0)) < 400
+    assert TokenPrompts(session, Wording(salt="other", vocab=900)).ids(0) != one
+
+
+def test_a_turn_of_token_ids_has_the_answer_that_came_and_another_where_none_did() -> None:
+    [session] = plan(*chain("a", (1.0, 4), (1.0, 6), (1.0, 8), output=2)).sessions
+    talk = talk_of_tokens(session)
+    first = talk.ids(0)
+    talk.answered(0, AnswerText(ids=(7, 8)))
+    second = talk.ids(1)
+    assert second[: len(first) + 2] == [*first, 7, 8] and len(second) == 6 * BLOCK
+    talk.answered(1, None)
+    third = talk.ids(2)
+    assert third[: len(second)] == second and len(third) == 8 * BLOCK
 
 
 def test_every_byte_has_a_word() -> None:

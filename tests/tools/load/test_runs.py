@@ -88,6 +88,26 @@ async def test_a_server_that_counts_nothing_is_loaded_all_the_same() -> None:
     assert "input_sequence_length" not in found and "overall_usage_prompt_cache_read_pct" not in found
 
 
+async def test_completions_are_asked_for_with_ids_of_tokens() -> None:
+    """Of each part the server tells how many tokens it has: the first has one, the others two."""
+    mix = {"mix": ("turns=2,new=40,output=6,agents=1",), "limit": 2, "endpoint": "completions"}
+    async with serving() as server:
+        done = await played(server.url, None, **mix)
+        server.tells_ids = False
+        untold = await played(server.url, None, **mix)
+    assert len(done.records) == 6 and report(done)["error_summary"] == []
+    assert all(body["return_token_ids"] and min(body["prompt"]) >= 300 for body in server.asked)
+    assert all(max(body["prompt"]) < 1006 for body in server.asked), "those of the answers are from 1000 on"
+    for record in done.records:
+        assert record.prompt_tokens == record.planned_tokens
+        assert (record.sizes, record.tokens, len(record.token_gaps)) == ([1, 2, 2, 1], 6, 5)
+        assert record.token_gaps[1] == record.token_gaps[3] == 0.0
+    assert report(done)["inter_token_gap"]["count"] == 30
+    assert not any("ids of its answers" in note for note in report(done)["notes"])
+    assert all(record.tokens == 6 and not record.token_gaps for record in untold.records)
+    assert "does not tell the ids of its answers" in "".join(report(untold)["notes"])
+
+
 async def test_a_context_that_is_too_small_is_said() -> None:
     async with serving() as server:
         with pytest.raises(LoadError, match="fits into a context of 64 tokens"):
@@ -185,6 +205,7 @@ async def test_a_run_without_an_answer_fails(tmp_path: Path) -> None:
         ((), "name a trace, or a mix"),
         (("missing.jsonl",), "missing.jsonl: no such file"),
         (("--mix", "new=10", "--speed", "0"), "--speed must be above 0, not 0"),
+        (("--mix", "new=10", "--vocab", "300"), "--vocab must be above 300, not 300"),
         (("--mix", "new=10", "--max-think", "-1"), "--max-think must be 0 or more, not -1"),
         (("--mix", "new=10", "--extra", "[1]"), "--extra must be a JSON object"),
         (("--mix", "new=10", "--prices", "missing.toml"), "--prices: "),

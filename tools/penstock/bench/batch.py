@@ -21,16 +21,16 @@ from dataclasses import dataclass
 from typing import Final
 
 import httpx2
+import numpy as np
 from openai import AsyncOpenAI, ConflictError
 
 from penstock.bench.e2e import processes
-from penstock.bench.e2e.answers import TimedAnswer, percentile
-from penstock.bench.e2e.client import TimedClient
-from penstock.bench.e2e.loads import PromptSource, everything
+from penstock.bench.e2e.prompts import PromptSource, everything
 from penstock.bench.e2e.running import Server, free_port, serving
 from penstock.bench.e2e.servers import MESH, mesh
 from penstock.bench.harness import BenchReport, Figure, figure
 from penstock.checkpoint import inspect
+from penstock.load.asking import TimedAnswer, TokenClient
 from penstock.models import embedded
 
 _MODEL = "penstock-mini"
@@ -58,7 +58,7 @@ class LiveTraffic:
     prompt: int = 192
     output: int = 48
 
-    async def run(self, client: TimedClient, source: PromptSource, times: str) -> Sequence[TimedAnswer]:
+    async def run(self, client: TokenClient, source: PromptSource, times: str) -> Sequence[TimedAnswer]:
         """All answers; requests come at the same times for the same `times`."""
         chance, at, starts = random.Random(times), 0.0, []
         while (at := at + chance.expovariate(self.per_s)) < self.seconds:
@@ -77,12 +77,12 @@ class LiveTraffic:
 
 def itl_p90(answers: Sequence[TimedAnswer]) -> float:
     """Of all gaps between tokens, in seconds."""
-    return percentile((gap for answer in answers for gap in answer.gaps), 90)
+    return float(np.percentile([gap for answer in answers for gap in answer.gaps], 90))
 
 
 def ttft_p90(answers: Sequence[TimedAnswer]) -> float:
     """In seconds."""
-    return percentile((answer.time_to_first_token for answer in answers), 90)
+    return float(np.percentile([answer.time_to_first_token for answer in answers], 90))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

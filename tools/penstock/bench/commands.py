@@ -83,6 +83,7 @@ def e2e(
     shape: Literal["135m", "1b"] = "135m",
     cells: tuple[str, ...] = (),
     servers: tuple[str, ...] = (),
+    ablations: bool = False,
     rounds: int = 0,
     peers: Path | None = None,
 ) -> None:
@@ -96,6 +97,9 @@ def e2e(
         Only these cells, such as agents_8. Default: all.
     servers:
         Only these, such as mesh or vllm. Default: the mesh in three forms, and all peers that are installed.
+    ablations:
+        Instead of all that: the mesh of the embedded model with and without affinity, store, shared pages, drafts and
+        disaggregation, one at a time; --cells draft is of that one only.
     rounds:
         Times that every server gets every load. Default: 3, or 1 with --quick.
     peers:
@@ -107,7 +111,13 @@ def e2e(
 
     quick = bool(options and options.quick)
     wanted = E2eOptions(
-        shape=shape, quick=quick, cells=cells, servers=servers, rounds=rounds or (1 if quick else 3), peers=peers
+        shape=shape,
+        quick=quick,
+        cells=cells,
+        servers=servers,
+        ablations=ablations,
+        rounds=rounds or (1 if quick else 3),
+        peers=peers,
     )
     _run(lambda _quick: measure(wanted), options, uvloop.new_event_loop)
 
@@ -260,6 +270,22 @@ def scale(
     options = options or Output()
     report = measure(options.quick, workload or (), trace or ())
     show(report, as_json=options.json, as_markdown=options.markdown)
+
+
+@app.command
+def operate(options: Options = None, *, part: list[str] | None = None) -> None:
+    """What operators ask of a mesh beside its speed: how late the client of `penstock load` sends.
+
+    Parameters
+    ----------
+    part:
+        Only these. Default: all.
+    """
+    import uvloop
+
+    from penstock.bench.operate.measure import measure
+
+    _run(lambda quick: measure(quick, part or ()), options, uvloop.new_event_loop)
 
 
 @app.command

@@ -60,10 +60,7 @@ class Axis:
         return [value for value in _round_ones(self.low, self.high) if few or f"{value:e}"[0] == "1"]
 
     def _steps(self) -> list[float]:
-        span = (self.high - self.low) or 1.0
-        rough = span / _TICKS
-        power = 10.0 ** math.floor(math.log10(rough))
-        step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
+        step = _step((self.high - self.low) or 1.0)
         first = math.ceil(self.low / step)
         count = math.floor(self.high / step) - first
         return [round((first + number) * step, 12) for number in range(count + 1)]
@@ -109,9 +106,22 @@ def chart(
         around = _round_ones(low / 5, high * 5)
         low, high = max(one for one in around if one <= low), min(one for one in around if one > high)
     x = Axis(axes[0], low, high if high > low else low + 1, LEFT, WIDTH - RIGHT, log_x)
-    y = Axis(axes[1], 0.0, top or max(ys) or 1.0, HEIGHT - BOTTOM, TOP)
+    y = Axis(axes[1], 0.0, top or (_above(max(ys)) if max(ys) else 1.0), HEIGHT - BOTTOM, TOP)
     paths = [" ".join(f"{x.place(at)},{y.place(value)}" for at, value in curve.points) for curve in kept]
     return Chart(id=id, title=title, about=about, x=x, y=y, curves=kept, header=table[0], rows=table[1], paths=paths)
+
+
+def _step(span: float) -> float:
+    """Between ticks of a span: a round one, so that there are not too many."""
+    rough = span / _TICKS
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough)
+
+
+def _above(value: float) -> float:
+    """The tick at a value or above it, of an axis from 0 on."""
+    step = _step(value)
+    return math.ceil(value / step) * step
 
 
 def _round_ones(low: float, high: float) -> list[float]:

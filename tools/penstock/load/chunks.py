@@ -1,13 +1,12 @@
-"""A streamed chat completion, read event by event: when its parts came, what it said, and what the server counted."""
+"""A streamed chat completion, read event by event."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import msgspec
 
-from penstock.load.conversation import AnswerText
+from penstock.load.events import AnswerText, Begun, CountedUsage, EventReader, nothing, shortened
 
 
 class _Function(msgspec.Struct):
@@ -33,34 +32,6 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
 
 
-class _PromptDetails(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class _OwnUsage(msgspec.Struct):
-    """What only Penstock says."""
-
-    cached_tokens: dict[str, int] | None = None
-    drafted_tokens: int | None = None
-    accepted_tokens: int | None = None
-    cost: float | None = None
-
-
-class CountedUsage(msgspec.Struct):
-    """The usage of a request, as any server may tell it; None where it does not."""
-
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    prompt_tokens_details: _PromptDetails | None = None
-    cost: float | None = None
-    penstock: _OwnUsage | None = None
-
-    @property
-    def cached_tokens(self) -> int | None:
-        """Of the prompt."""
-        return self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else None
-
-
 class _Event(msgspec.Struct):
     choices: list[_Choice] | None = None
     usage: CountedUsage | None = None
@@ -68,44 +39,27 @@ class _Event(msgspec.Struct):
 
 
 _DECODE = msgspec.json.Decoder(_Event).decode
-_DATA = b"data:"
-_LONGEST = 400
-"""Characters of an error that are kept."""
 
 
-class AnswerReader:
-    """Takes the lines of one answer."""
+class AnswerReader(EventReader):
+    """Takes the lines of one chat completion."""
 
-    def __init__(self) -> None:
-        self.times: list[float] = []
-        """When each part of the answer came."""
-        self.usage: CountedUsage | None = None
-        self.finish = ""
-        """Why the answer ended; empty when it did not."""
-        self.error = ""
+    def __init__(self, begun: Begun = nothing) -> None:
+        super().__init__(begun)
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._calls: dict[int, dict[str, str]] = {}
 
-    def line(self, line: bytes, now: float) -> None:
-        """One line of the stream, and when it came."""
-        if not line.startswith(_DATA):
-            return
-        data = line[len(_DATA) :].strip()
-        if not data.startswith(b"{"):
-            return
-        try:
-            event = _DECODE(data)
-        except msgspec.MsgspecError as error:
-            self.error = f"an event that can't be read: {error}"
-            return
+    def event(self, data: bytes, now: float) -> None:
+        """One chunk."""
+        event = _DECODE(data)
         if event.error:
-            self.error = json.dumps(event.error, ensure_ascii=False)[:_LONGEST]
+            self.error = shortened(event.error)
         self.usage = event.usage or self.usage
         for choice in event.choices or ():
             self.finish = choice.finish_reason or self.finish
             if choice.delta is not None and self._add(choice.delta):
-                self.times.append(now)
+                self.came(now)
 
     def _add(self, delta: _Delta) -> bool:
         """Whether there is anything in it."""
@@ -132,4 +86,4 @@ class AnswerReader:
             }
             for index, call in sorted(self._calls.items())
         ]
-        return AnswerText("".join(self._content), calls, "".join(self._reasoning))
+        return AnswerText("".join(self._content), tuple(calls), "".join(self._reasoning))

@@ -20,7 +20,7 @@ _MOST = 1 << 20
 """Bytes of a body that are kept."""
 
 OnLine = Callable[[bytes, float], None]
-"""Gets a line, without its end, and when it came (`time.monotonic`)."""
+"""Gets a line that is not empty, without its line feed, and when it came (`time.monotonic`)."""
 
 
 class Address(Protocol):
@@ -126,7 +126,8 @@ class HttpAnswer(asyncio.Protocol):
             return
         *lines, self.body = self.body.split(b"\n")
         for line in lines:
-            self._on_line(line.rstrip(b"\r"), self._now)
+            if len(line) > 1:  # events end with an empty one
+                self._on_line(line, self._now)
 
     def on_message_complete(self) -> None:
         self._end(None)

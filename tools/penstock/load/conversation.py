@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
+from penstock.load.events import AnswerText, Json
 from penstock.load.planning import LoadSession, LoadTurn
 from penstock.load.wording import Wording
-
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,16 +25,6 @@ class SentMessage:
     def json(self) -> Json:
         """As OpenAI's API has it."""
         return {"role": self.role, "content": self.text, **self.more}
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerText:
-    """What a server said in one turn."""
-
-    content: str
-    tool_calls: Sequence[Json] = ()
-    reasoning: str = ""
-    """Not sent back: chat templates drop it."""
 
 
 class SessionPrompts:

@@ -158,6 +158,7 @@ def _latencies(over: Sequence[LoadRecord]) -> dict[str, Block | None]:
         "time_to_second_token": spread(second, "ms"),
         "inter_token_latency": spread(_of(over, lambda record: record.tpot), "ms"),
         "inter_chunk_latency": spread((1e3 * gap for record in over for gap in record.gaps), "ms"),
+        "inter_token_gap": spread((1e3 * gap for record in over for gap in record.token_gaps), "ms"),
         "request_latency": spread(_of(over, lambda record: record.latency), "ms"),
     }
 

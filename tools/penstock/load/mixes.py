@@ -39,7 +39,8 @@ class MixPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     spread: float = 0.0
     """How far lengths and think times of turns are apart: the deviation of their logarithm. With 0 all are the same."""
     agents: int = 0
-    """Sub-agents that the second turn waits for: each takes over the whole conversation and has a turn of its own."""
+    """Sub-agents that begin after the first turn, and that the second one waits for: each takes over the whole
+    conversation and has a turn of its own."""
 
 
 class _Mix(msgspec.Struct, forbid_unknown_fields=True):
@@ -104,7 +105,7 @@ def _session(part: MixPart, kind: int, number: int, draw: random.Random) -> Iter
         ask = RecordedAsk(at, tokens, answer, keys, name, took=_TOOK_S, tools=part.tools)
         yield ask
         at += ask.took
-        if turn == 0 and part.agents and part.turns > 1:
+        if turn == 0 and part.agents:
             yield from _agents(part, ask, at, draw)
             at += ask.took
         at += part.think * _factor(part, draw)

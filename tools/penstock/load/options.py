@@ -6,7 +6,7 @@ import json
 import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -15,6 +15,7 @@ from penstock.load.metrics import LoadSlo
 from penstock.load.mixes import mixed, parse_mix, read_mix
 from penstock.load.planning import Playing
 from penstock.load.target import LoadTarget, Tools, parsed
+from penstock.load.wording import FIRST_ID
 from penstock.traces.reading import Trace, TraceError, load, load_lengths
 from penstock.traces.shaping import shrunk
 
@@ -28,6 +29,11 @@ class LoadOptions:
 
     url: str = "http://127.0.0.1:8080"
     """A server with OpenAI's API; /v1 is added where the address has no path."""
+    endpoint: Literal["chat", "completions"] = "chat"
+    """`completions`: /v1/completions, with prompts of random token ids, which are exactly as long as planned; models
+    without a chat template have it too."""
+    vocab: int = 1000
+    """With completions, ids of tokens are drawn from 300 up to this number; the model has to have as many."""
     model: str = ""
     """Default: the first that the server lists."""
     api_key: Annotated[str, Parameter(env_var="PENSTOCK_LOAD_API_KEY", show_default=False)] = field(
@@ -92,6 +98,7 @@ class LoadOptions:
             name: getattr(self, name)
             for name in (*("rate", "limit", "turns", "duration", "max_think", "context", "retries"),)
         } | {"slo_ttft": self.slo_ttft, "slo_itl": self.slo_itl, "slo_latency": self.slo_latency}
+        _require(self.vocab > FIRST_ID, "vocab", f"above {FIRST_ID}", self.vocab)
         for name, value in above.items():
             _require(0 < value < math.inf, name, "above 0", value)
         for name, value in whole.items():
@@ -107,6 +114,7 @@ class LoadOptions:
             port=port,
             tls=tls,
             prefix=prefix,
+            endpoint=self.endpoint,
             model=self.model,
             key=self.api_key,
             session_header=self.session_header,

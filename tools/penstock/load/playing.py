@@ -14,45 +14,18 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from collections.abc import Callable
-from itertools import pairwise
-from typing import Protocol
 
-from penstock.load.chunks import AnswerReader
-from penstock.load.client import HttpAnswer, HttpClient
+from penstock.load.asking import Asker, LoadClock, MonotonicClock, fill
 from penstock.load.conversation import SessionPrompts
 from penstock.load.planning import LoadSession
 from penstock.load.records import CANCELLED, LoadRecord
 from penstock.load.target import LoadTarget
+from penstock.load.tokens import TokenPrompts
 from penstock.load.wording import Wording
 
 _AHEAD_S = 0.25
 """So long before it is due, a request is made: its text takes time, which is not the server's."""
-_REFUSALS = (429, 503)
-
-
-class LoadClock(Protocol):
-    """What time it is for a player."""
-
-    def now(self) -> float:
-        """Seconds, of `time.monotonic` unless it is a test's own."""
-        ...
-
-    async def until(self, at: float) -> None:
-        """Returns when it is so late."""
-        ...
-
-
-class MonotonicClock:
-    """The machine's clock, which all processes share."""
-
-    def now(self) -> float:
-        return time.monotonic()
-
-    async def until(self, at: float) -> None:
-        while (left := at - time.monotonic()) > 0:  # noqa: ASYNC110 - timers may be early by a part of a millisecond
-            await asyncio.sleep(left)
 
 
 class SessionsPlayer:
@@ -69,18 +42,21 @@ class SessionsPlayer:
         process: int = 0,
         duration_s: float = 0.0,
         at_once: int = 10_000,
+        begun: Callable[[LoadSession], None] = lambda _session: None,
     ) -> None:
-        """`told` hears of each request when it is over. Nothing is sent that would be due later than `duration_s`; 0:
-        all is. `at_once`: requests at one time, at most."""
+        """`told` hears of each request when it is over; what it raises ends the play. Nothing is sent that would be due
+        later than `duration_s`; 0: all is. `at_once`: requests at one time, at most. `begun` hears of the first part of
+        each answer."""
         self._target = target
         self._wording = wording
         self._told = told
         self.clock = clock or MonotonicClock()
-        self._client = HttpClient(target)
+        self._asker = Asker(target, self.clock)
         self._round = round
         self._process = process
         self._duration_s = duration_s
         self._room = asyncio.Semaphore(at_once)
+        self._begun = begun
 
     async def play(self, sessions: tuple[LoadSession, ...], start: float) -> None:
         """Returns when all have ended. `sessions` by the time of their begin, which counts from `start` on."""
@@ -89,15 +65,19 @@ class SessionsPlayer:
                 await self.clock.until(start + session.at - _AHEAD_S)
                 tasks.create_task(_PlayedSession(self, session, start, tasks).begin())
 
-    def prompts(self, session: LoadSession) -> SessionPrompts:
+    def prompts(self, session: LoadSession) -> SessionPrompts | TokenPrompts:
         """Those of one session."""
+        if self._target.endpoint != "chat":
+            return TokenPrompts(session, self._wording)
         return SessionPrompts(session, self._wording, tools=self._target.tools != "none")
 
     def too_late(self, due: float) -> bool:
         """Whether a request isn't sent any more that is due so long after the start."""
         return 0 < self._duration_s < due
 
-    async def ask(self, session: LoadSession, turn: int, prompts: SessionPrompts, times: tuple[float, float]) -> float:
+    async def ask(
+        self, session: LoadSession, turn: int, prompts: SessionPrompts | TokenPrompts, times: tuple[float, float]
+    ) -> float:
         """Sends a turn when it is due, and tells of it; returns when it ended. `times`: the start, when it is due."""
         start, due = times
         planned = session.turns[turn]
@@ -118,55 +98,29 @@ class SessionsPlayer:
                 planned_output=planned.output,
                 reusable=planned.reusable,
             )
-            reader = AnswerReader()
+            reader = self._asker.reader(lambda: self._begun(session))
             try:
-                await self._answered(request, reader, record)
+                await self._asker.ask(request, reader, record)
             except asyncio.CancelledError:
                 record.error = CANCELLED
                 raise
             finally:
                 record.ended = self.clock.now() - start
-                _fill(record, reader, start)
+                fill(record, reader, start)
                 self._told(record)
         prompts.answered(turn, reader.answer() if record.good else None)
         return start + record.ended
 
-    def _request(self, session: LoadSession, turn: int, prompts: SessionPrompts) -> bytes:
+    def _request(self, session: LoadSession, turn: int, prompts: SessionPrompts | TokenPrompts) -> bytes:
         planned = session.turns[turn]
-        body = self._target.chat_body(
-            prompts.messages(turn), planned.output, prompts.tools(turn), must=planned.calls_tool
-        )
+        if isinstance(prompts, TokenPrompts):
+            body = self._target.token_body(prompts.ids(turn), planned.output)
+        else:
+            messages, tools = prompts.messages(turn), prompts.tools(turn)
+            body = self._target.chat_body(messages, planned.output, tools, must=planned.calls_tool)
         agent = f".{planned.agent}" if planned.agent else ""
         name = re.sub(r"[^A-Za-z0-9]", "-", f"{self._wording.salt}-{session.name}")
-        header = (self._target.session_header, f"{name}{agent}")
-        return self._client.request("POST", "/chat/completions", body, header if self._target.session_header else None)
-
-    async def _answered(self, request: bytes, reader: AnswerReader, record: LoadRecord) -> None:
-        """Sends the request, and notes how it failed if it did."""
-        try:
-            async with asyncio.timeout(self._target.timeout_s):
-                answer = await self._sent(request, reader, record)
-        except TimeoutError:
-            record.error, record.message = "Timeout", f"no whole answer within {self._target.timeout_s:g} s"
-        except OSError as error:
-            if not reader.finish:
-                record.error, record.message = type(error).__name__, str(error)
-        else:
-            record.status = answer.status
-            if answer.status != 200:
-                record.error, record.message = "Refused", answer.text()
-            elif not (reader.finish or reader.error):
-                record.error, record.message = "Incomplete", "the stream ended without a finish_reason"
-        if reader.error and not record.error:
-            record.error, record.message = "ErrorEvent", reader.error
-
-    async def _sent(self, request: bytes, reader: AnswerReader, record: LoadRecord) -> HttpAnswer:
-        while True:
-            answer = await self._client.send(request, reader.line)
-            if answer.status not in _REFUSALS or record.refusals >= self._target.retries:
-                return answer
-            record.refusals += 1
-            await self.clock.until(self.clock.now() + answer.retry_after)
+        return self._asker.request(body, f"{name}{agent}")
 
 
 class _PlayedSession:
@@ -202,20 +156,3 @@ class _PlayedSession:
             self._ready[follower] = max(self._ready[follower], ended)
             if not self._waits[follower]:
                 self._tasks.create_task(self._play(follower))
-
-
-def _fill(record: LoadRecord, reader: AnswerReader, start: float) -> None:
-    """What the answer's own reader knows."""
-    if times := reader.times:
-        record.first, record.last = times[0] - start, times[-1] - start
-        record.gaps = [round(later - earlier, 6) for earlier, later in pairwise(times)]
-    record.finish = reader.finish
-    usage = reader.usage
-    if usage is None:
-        return
-    record.prompt_tokens, record.output_tokens = usage.prompt_tokens, usage.completion_tokens
-    record.cached_tokens, record.cost = usage.cached_tokens, usage.cost
-    if (own := usage.penstock) is not None:
-        record.tiers = own.cached_tokens
-        record.drafted_tokens, record.accepted_tokens = own.drafted_tokens, own.accepted_tokens
-        record.cost = record.cost if own.cost is None else own.cost

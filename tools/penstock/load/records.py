@@ -10,14 +10,14 @@ CANCELLED = "Cancelled"
 class LoadRecord(msgspec.Struct, kw_only=True):
     """One request. Times are seconds since the begin of its round."""
 
-    round: int
-    process: int
+    round: int = 0
+    process: int = 0
     """Which of the client's processes sent it."""
     session: str
-    turn: int
+    turn: int = 0
     """Its place in its session, from 0 on."""
-    agent: int
-    number: int
+    agent: int = 0
+    number: int = 1
     """Among the turns of its agent, from 1 on."""
     scheduled: float
     """When it was due."""
@@ -31,6 +31,8 @@ class LoadRecord(msgspec.Struct, kw_only=True):
     """When it was over, answered or not."""
     gaps: list[float] = []
     """Seconds between the parts."""
+    sizes: list[int] = []
+    """Tokens of each part; empty where the server does not tell them."""
     error: str = ""
     """Kind of the failure; empty when it was answered."""
     status: int = 0
@@ -67,8 +69,18 @@ class LoadRecord(msgspec.Struct, kw_only=True):
 
     @property
     def tokens(self) -> int:
-        """Tokens of the answer; its parts, where the server does not count."""
+        """Tokens of the answer: those that came, where the server tells them, else as many as it counts; its parts,
+        where it does not count."""
+        if self.sizes:
+            return sum(self.sizes)
         return self.output_tokens if self.output_tokens is not None else len(self.gaps) + (self.first is not None)
+
+    @property
+    def token_gaps(self) -> list[float]:
+        """Seconds between each token and the one before, 0 within a part; empty where the server does not tell how many
+        tokens a part has."""
+        later = zip(self.gaps, self.sizes[1:], strict=True) if self.sizes else ()
+        return [0.0] * (sum(self.sizes[:1]) - 1) + [gap for wait, size in later for gap in (wait, *[0.0] * (size - 1))]
 
     @property
     def ttft(self) -> float | None:

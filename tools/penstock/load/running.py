@@ -6,7 +6,7 @@ import secrets
 import shlex
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -43,7 +43,10 @@ async def run(
     workload = options.workload(trace, seed)
     model = await served(options.target())
     target = msgspec.structs.replace(options.target(), model=model.name)
-    wording = await calibrated(target, model.context, seed)
+    if target.endpoint == "chat":
+        wording = await calibrated(target, model.context, seed)
+    else:
+        wording = Wording(salt=seed, vocab=options.vocab)
     plan = planned(workload, options.playing(model.context, seed))
     del workload  # of a long trace, the keys are most of what is there
     if not plan.sessions:
@@ -82,7 +85,7 @@ async def run(
         ended=time.time(),
         round_began=round_began,
         cancelled=processes.stopped,
-        notes=_notes(target, wording, plan),
+        notes=[*_notes(target, wording, plan), *_unnamed(target, records)],
     )
 
 
@@ -128,9 +131,16 @@ def _notes(target: LoadTarget, wording: Wording, plan: LoadPlan) -> list[str]:
             f"The server does not say how long prompts are: a token is taken for {wording.words_per_token} words."
         )
     tools = any(turn.tools for session in plan.sessions for turn in session.turns)
-    if tools and target.tools != "none" and wording.tool_tokens is None:
+    if tools and target.endpoint == "chat" and target.tools != "none" and wording.tool_tokens is None:
         notes.append("The server does not tell its model of tools, or refuses them: they are text of the prompt.")
     if plan.skipped_requests:
         cut = f", so {plan.cut_sessions} sessions end early" if plan.cut_sessions else ""
         notes.append(f"{plan.skipped_requests} requests were skipped, as they would not fit into the context{cut}.")
     return notes
+
+
+def _unnamed(target: LoadTarget, records: Sequence[LoadRecord]) -> list[str]:
+    """Of a server that is asked for ids of tokens and tells none."""
+    if target.endpoint == "chat" or not any(record.first is not None and not record.sizes for record in records):
+        return []
+    return ["The server does not tell the ids of its answers: random ones take their place in later turns."]

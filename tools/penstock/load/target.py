@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -15,6 +16,9 @@ from penstock.load.errors import LoadError
 from penstock.load.wording import Wording
 
 Tools = Literal["auto", "required", "none"]
+Endpoint = Literal["chat", "completions", "llamaserver"]
+"""What is asked; the latter two with ids of tokens. `llamaserver`: its own, as its /v1/completions tells no ids."""
+_PATHS: dict[Endpoint, str] = {"chat": "/chat/completions", "completions": "/completions", "llamaserver": "/completion"}
 _PROBE_WORDS, _MOST_PROBE_WORDS = 256, 1024
 """Of the longer of two prompts whose lengths are compared: where nobody knows what fits, and at most."""
 _WORDS_IN_CONTEXT = 16
@@ -32,6 +36,7 @@ class LoadTarget(msgspec.Struct, frozen=True, kw_only=True):
     tls: bool
     prefix: str
     """Of every path, such as /v1."""
+    endpoint: Endpoint = "chat"
     model: str = ""
     key: str = ""
     """Sent as a bearer token, where it is not empty."""
@@ -51,6 +56,23 @@ class LoadTarget(msgspec.Struct, frozen=True, kw_only=True):
         """For people."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http{'s' if self.tls else ''}://{host}:{self.port}{self.prefix}"
+
+    @property
+    def path(self) -> str:
+        """Of its endpoint, behind the prefix."""
+        return _PATHS[self.endpoint]
+
+    def token_body(self, prompt: Sequence[int], output: int) -> bytes:
+        """Of a streamed completion of token ids, which tells those of its answer."""
+        body: dict[str, Any]
+        if self.endpoint == "llamaserver":
+            body = {"n_predict": output, "return_tokens": True, "cache_prompt": True}
+        else:
+            usage = {"include_usage": True}
+            body = {"model": self.model, "max_tokens": output, "return_token_ids": True, "stream_options": usage}
+        if self.ignore_eos:
+            body["ignore_eos"] = True
+        return msgspec.json.encode({"prompt": prompt, "stream": True} | body | self.extra)
 
     def chat_body(self, messages: list[dict[str, Any]], output: int, tools: list[dict[str, Any]], must: bool) -> bytes:
         """Of a streamed chat completion; `must`: it shall call one of the tools."""
@@ -132,7 +154,7 @@ async def _length(target: LoadTarget, text: str, tools: list[dict[str, Any]]) ->
     """Tokens of a prompt. Raises LoadError."""
     body = target.chat_body([{"role": "user", "content": text}], 1, tools, must=False)
     reader = AnswerReader()
-    await _sent(target, HttpClient(target).request("POST", "/chat/completions", body), reader)
+    await _sent(target, HttpClient(target).request("POST", target.path, body), reader)
     if reader.error:
         raise LoadError(f"{target.url} can't be loaded: {reader.error}")
     return reader.usage.prompt_tokens if reader.usage else 0

@@ -17,6 +17,9 @@ _PARAMETERS = {
     "properties": {"target": {"type": "string"}, "count": {"type": "integer"}},
     "required": ["target"],
 }
+FIRST_ID = 300
+"""No prompt has ids of tokens below: bytes and special ones are among them."""
+_ID_BYTES = 4
 _TOOL_WORDS = 150
 """Of a whole description: agents' tools are described at length."""
 
@@ -32,6 +35,8 @@ class Wording(msgspec.Struct, frozen=True, kw_only=True):
     """Whether that is a guess, as the server does not say how long prompts are."""
     tool_tokens: float | None = None
     """Of a definition of a tool with an empty description; None: the server does not tell its model of tools."""
+    vocab: int = 0
+    """Ids of tokens are drawn below it, where prompts are made of those."""
 
     def count(self, tokens: float) -> int:
         """Words that are about so many tokens."""
@@ -74,6 +79,11 @@ class Wording(msgspec.Struct, frozen=True, kw_only=True):
         description = " ".join(self._drawn(f"tool/{number}", words)) if words else ""
         function = {"name": name, "description": description, "parameters": _PARAMETERS}
         return {"type": "function", "function": function}
+
+    def ids(self, seed: str, count: int) -> list[int]:
+        """So many ids of tokens."""
+        digest = hashlib.shake_128(f"{self.salt}/{seed}".encode()).digest(_ID_BYTES * count)
+        return [FIRST_ID + value % (self.vocab - FIRST_ID) for value in memoryview(digest).cast("I")]
 
     def _drawn(self, seed: str, count: int) -> list[str]:
         digest = hashlib.shake_128(f"{self.salt}/{seed}".encode()).digest(count)

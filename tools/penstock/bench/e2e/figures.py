@@ -18,7 +18,7 @@ class BesideBest:
     id: str
     cell: str
     value: str
-    goal: float
+    goal: float | None
     lower_is_better: bool = True
 
 
@@ -42,6 +42,9 @@ COMPARED = (
         BesideBest(f"plain_tokens_per_s_vs_best_{count}", f"plain_{count}", "output_token_throughput", 1.2, False)
         for count in (1, 8, 32)
     ),
+    BesideBest("coding_tokens_per_s_vs_best", "coding", "output_token_throughput", None, False),
+    BesideBest("coding_first_ttft_vs_best", "coding", "time_to_first_token_first_p50", None),
+    BesideBest("coding_later_ttft_vs_best", "coding", "time_to_first_token_later_p50", None),
     BesideBest("agent_turn_ttft_after_restart_vs_best", "restart", "time_to_first_token_after_restart", 0.1),
     BesideBest("agent_pause_after_kill_vs_best", "kill", "pause", 0.1),
     BesideBest("agent_turn1_ttft_after_rest_vs_best", "rest", "time_to_first_token_after_rest", 1.0),
@@ -66,6 +69,9 @@ _KEPT = (
     "time_to_first_token_turn1_max",
     "time_to_first_token_turn2_p50",
     "time_to_first_token_children_p50",
+    "time_to_first_token_first_p50",
+    "time_to_first_token_later_p50",
+    "time_to_first_token_later_p90",
     "inter_token_latency_p50",
     "inter_token_latency_p90",
     "inter_token_gap_p90",
@@ -74,6 +80,7 @@ _KEPT = (
     "request_latency_p90",
     "cached_share",
     "refusals",
+    "schedule_delay_p99",
     "cpu_s_per_1k",
     "memory_mb",
     "ready_again",

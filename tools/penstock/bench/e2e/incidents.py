@@ -11,12 +11,12 @@ from contextlib import suppress
 from tempfile import TemporaryDirectory
 
 from penstock.bench.e2e import processes
-from penstock.bench.e2e.client import AskFailed
-from penstock.bench.e2e.loads import PromptSource, everything
+from penstock.bench.e2e.prompts import PromptSource, everything
 from penstock.bench.e2e.running import Server
 from penstock.bench.e2e.servers import MESH, MESHES
 from penstock.bench.e2e.subjects import ServerRow, ServerSample, Sources
 from penstock.bench.engine.process import Failed
+from penstock.load.asking import AskFailed
 
 RESTART, KILL, REST, SHARED = "restart", "kill", "rest", "shared_prefix"
 _SYSTEM, _NEW, _OUTPUT = 1200, 150, 64

@@ -1,49 +1,62 @@
-"""What clients do to a server: agents' sessions, a fan-out, plain requests, long prompts beside streams.
+"""What clients do to a server: agents' sessions, a fan-out, plain requests, long prompts beside streams, recorded
+sessions of coding agents.
 
-Every load is a function of the same arguments: how to ask, and a source of prompts. It returns its answers under
-names, so that figures may speak of some of them.
+Each load is a plan of `penstock.load`, played by its client with ids of tokens. Its requests come back under names, so
+that figures may speak of some of them.
 """
 
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from pathlib import Path
 
-from penstock.bench.e2e.answers import TimedAnswer
-from penstock.bench.e2e.client import Begun
+from penstock.bench.e2e.prompts import first_error
+from penstock.load.asking import require_whole
+from penstock.load.mixes import MixPart, mixed
+from penstock.load.planning import LoadPlan, LoadSession, Playing, planned
+from penstock.load.playing import SessionsPlayer
+from penstock.load.records import LoadRecord
+from penstock.load.target import LoadTarget
+from penstock.load.wording import Wording
+from penstock.traces.reading import load
+from penstock.traces.shaping import shrunk
+
+Parts = Mapping[str, Sequence[LoadRecord]]
+"""Requests by what they were part of."""
+CODING_AGENTS = Path("loadtest/traces/coding_agents.jsonl.gz")
+_HEAD_START_S = 0.1
+"""From the begin of a play until its first requests are due: by then they are made."""
 
 
-class Asking(Protocol):
-    """Sends one request; see `TimedClient.ask`."""
+@dataclass(frozen=True, slots=True)
+class LoadStage:
+    """A server, and how prompts for it are made."""
 
-    def __call__(
-        self, prompt: Sequence[int], tokens: int, session: str, begun: Begun = ...
-    ) -> Coroutine[Any, Any, TimedAnswer]: ...
+    target: LoadTarget
+    vocab: int
 
+    async def play(
+        self,
+        plan: LoadPlan,
+        salt: str,
+        begun: Callable[[LoadSession], None] = lambda _session: None,
+        head_start_s: float = _HEAD_START_S,
+    ) -> list[LoadRecord]:
+        """All requests of a plan, which are the same for the same `salt`. Raises AskFailed when one of them isn't
+        answered with exactly as many tokens as planned; that ends the others."""
+        records: list[LoadRecord] = []
 
-Result = TypeVar("Result")
-TimedAnswers = Mapping[str, Sequence[TimedAnswer]]
-"""By what they were part of."""
-_FIRST = 300
-"""No prompt has tokens below: bytes and special ones are among them."""
+        def told(record: LoadRecord) -> None:
+            if not record.cancelled:
+                require_whole(record, record.planned_output)
+                records.append(record)
 
-
-class PromptSource:
-    """Random prompts of a vocabulary: the same for the same seed, and as good as never with a common beginning."""
-
-    def __init__(self, vocab: int, seed: str) -> None:
-        self._random = random.Random(seed)
-        self._vocab = vocab
-        self.name = seed.replace("/", "-").replace(" ", "-")
-        """For the names of sessions."""
-
-    def tokens(self, count: int) -> list[int]:
-        """The next ones."""
-        return [self._random.randrange(_FIRST, self._vocab) for _ in range(count)]
+        player = SessionsPlayer(self.target, Wording(salt=salt, vocab=self.vocab), told, begun=begun)
+        async with first_error():
+            await player.play(plan.sessions, player.clock.now() + head_start_s)
+        return records
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,22 +72,13 @@ class AgentLoad:
     output: int = 64
     """Tokens generated in each turn."""
 
-    async def run(self, ask: Asking, source: PromptSource) -> TimedAnswers:
+    def plan(self) -> LoadPlan:
+        """All of it."""
+        return _mixed(self.sessions, turns=self.turns, system=self.system, new=self.new, output=self.output)
+
+    async def run(self, stage: LoadStage, salt: str) -> Parts:
         """`turn1` to `turnN`."""
-        system = source.tokens(self.system)
-        turns: dict[str, list[TimedAnswer]] = {f"turn{number + 1}": [] for number in range(self.turns)}
-        news = [[source.tokens(self.new) for _ in turns] for _ in range(self.sessions)]
-
-        async def session(number: int) -> None:
-            prompt = list(system)
-            for turn, new in zip(turns.values(), news[number], strict=True):
-                prompt += new
-                answer = await ask(prompt, self.output, f"{source.name}-{number}")
-                turn.append(answer)
-                prompt += answer.ids
-
-        await everything(session(number) for number in range(self.sessions))
-        return turns
+        return by_turn(await stage.play(self.plan(), salt))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,16 +90,16 @@ class FanOutLoad:
     new: int = 150
     output: int = 64
 
-    async def run(self, ask: Asking, source: PromptSource) -> TimedAnswers:
+    def plan(self) -> LoadPlan:
+        """All of it."""
+        return _mixed(1, agents=self.children, system=self.system, new=self.new, output=self.output)
+
+    async def run(self, stage: LoadStage, salt: str) -> Parts:
         """`parent` and `children`."""
-        prompt = source.tokens(self.system + self.new)
-        tasks = [source.tokens(self.new) for _ in range(self.children)]
-        parent = await ask(prompt, self.output, source.name)
-        prompt += parent.ids
-        children = await everything(
-            ask(prompt + task, self.output, f"{source.name}-{number}") for number, task in enumerate(tasks)
-        )
-        return {"parent": [parent], "children": children}
+        found: dict[str, list[LoadRecord]] = {"parent": [], "children": []}
+        for record in await stage.play(self.plan(), salt):
+            found["children" if record.agent else "parent"].append(record)
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,11 +110,9 @@ class PlainLoad:
     prompt: int = 512
     output: int = 128
 
-    async def run(self, ask: Asking, source: PromptSource) -> TimedAnswers:
+    async def run(self, stage: LoadStage, salt: str) -> Parts:
         """`plain`."""
-        prompts = [source.tokens(self.prompt) for _ in range(self.streams)]
-        asked = (ask(prompt, self.output, f"{source.name}-{number}") for number, prompt in enumerate(prompts))
-        return {"plain": await everything(asked)}
+        return {"plain": await stage.play(_mixed(self.streams, new=self.prompt, output=self.output), salt)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,44 +125,72 @@ class MixedLoad:
     long: int = 2048
     long_output: int = 8
 
-    async def run(self, ask: Asking, source: PromptSource) -> TimedAnswers:
+    async def run(self, stage: LoadStage, salt: str) -> Parts:
         """`streams` and `long`."""
-        prompts = [source.tokens(self.prompt) for _ in range(self.streams)]
-        waited, all_begun = set(range(self.streams)), asyncio.Event()
+        plan = _mixed(self.streams, new=self.prompt, output=self.output)
+        waited, all_begun = {session.name for session in plan.sessions}, asyncio.Event()
 
-        def begun(number: int) -> None:
-            waited.discard(number)
+        def begun(session: LoadSession) -> None:
+            waited.discard(session.name)
             if not waited:
                 all_begun.set()
 
-        async def stream(number: int) -> TimedAnswer:
-            return await ask(prompts[number], self.output, f"{source.name}-{number}", lambda: begun(number))
+        long: list[LoadRecord] = []
 
-        long: list[TimedAnswer] = []
-
-        async def prompts_beside(streams: asyncio.Future[list[TimedAnswer]]) -> None:
+        async def prompts_beside(streams: asyncio.Future[list[LoadRecord]]) -> None:
             await all_begun.wait()
             while not streams.done():
-                prompt = source.tokens(self.long)
-                long.append(await ask(prompt, self.long_output, f"{source.name}-long-{len(long)}"))
+                one = _mixed(1, name=f"long{len(long)}", new=self.long, output=self.long_output)
+                long.extend(await stage.play(one, salt, head_start_s=0.0))
 
-        async with _first_error(), asyncio.TaskGroup() as tasks:
-            streams = tasks.create_task(everything(stream(number) for number in range(self.streams)))
+        async with first_error(), asyncio.TaskGroup() as tasks:
+            streams = tasks.create_task(stage.play(plan, salt, begun))
             tasks.create_task(prompts_beside(streams))
         return {"streams": streams.result(), "long": long}
 
 
-async def everything(jobs: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """The results in order. The first error ends the other jobs."""
-    async with _first_error(), asyncio.TaskGroup() as tasks:
-        started = [tasks.create_task(job) for job in jobs]
-    return [task.result() for task in started]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodingLoad:
+    """Recorded sessions of coding agents, with their think times, shrunk to what a laptop holds."""
+
+    sessions: int
+    """The first ones of the recording; those that begin with more than the context are left out."""
+    turns: int
+    shrink: int = 32
+    """Prompts and answers are so many times shorter than recorded."""
+    context: int = 4096
+    """Tokens of a prompt and its answer; sessions end before a longer one."""
+    max_think_s: float = 2.0
+    rate: float = 0.5
+    """Sessions that begin per second."""
+
+    def plan(self) -> LoadPlan:
+        """All of it."""
+        playing = Playing(
+            limit=self.sessions,
+            turns=self.turns,
+            context=self.context,
+            max_think_s=self.max_think_s,
+            rate=self.rate,
+            seed="coding",
+        )
+        return planned(shrunk(load(CODING_AGENTS), self.shrink), playing)
+
+    async def run(self, stage: LoadStage, salt: str) -> Parts:
+        """`first` turns of agents, and `later` ones."""
+        turns = by_turn(await stage.play(await asyncio.to_thread(self.plan), salt))
+        later = [record for name, part in turns.items() if name != "turn1" for record in part]
+        return {"first": turns["turn1"], "later": later}
 
 
-@asynccontextmanager
-async def _first_error() -> AsyncIterator[None]:
-    """Raises an error of a group in the group's place."""
-    try:
-        yield
-    except ExceptionGroup as group:
-        raise group.exceptions[0] from None
+def by_turn(records: Iterable[LoadRecord]) -> dict[str, list[LoadRecord]]:
+    """The first, second, nth requests of their agents: `turn1`, ..."""
+    found: dict[str, list[LoadRecord]] = {}
+    for record in sorted(records, key=lambda record: record.number):
+        found.setdefault(f"turn{record.number}", []).append(record)
+    return found
+
+
+def _mixed(sessions: int, **part: int | str) -> LoadPlan:
+    """So many sessions of one kind, which begin together."""
+    return planned(mixed([MixPart(**part)], sessions, ""), Playing())  # type: ignore[arg-type]

@@ -8,12 +8,14 @@ cached was computed in that round.
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from penstock.bench.e2e import figures, incidents
+from penstock.bench.e2e.ablations import ABLATIONS, ablation_figures
 from penstock.bench.e2e.cells import NAMES, LoadCell, cells
 from penstock.bench.e2e.model import served
 from penstock.bench.e2e.report import E2eReport
@@ -42,12 +44,15 @@ class E2eOptions:
     servers: Sequence[str] = ()
     """Empty: the usual ones."""
     rounds: int = 3
+    ablations: bool = False
+    """The mesh with and without its parts, and nothing else; then `cells` names parts."""
     peers: Path | None = None
     """Where the peers' environments are; None: at the default place."""
 
     def __post_init__(self) -> None:
         """Raises ConfigError for a name that there is not."""
-        for setting, known in (("cells", CELLS), ("servers", SERVERS)):
+        parts = tuple(ablation.name for ablation in ABLATIONS)
+        for setting, known in (("cells", parts if self.ablations else CELLS), ("servers", SERVERS)):
             for name in getattr(self, setting):
                 if name not in known:
                     raise ConfigError(setting, name, f"must be one of {', '.join(known)}")
@@ -55,6 +60,9 @@ class E2eOptions:
 
 async def measure(wanted: E2eOptions) -> E2eReport:
     """Runs the bench."""
+    gc.freeze()  # what is there now stays: no collection has to look at it while times are taken
+    if wanted.ablations:
+        return E2eReport("e2e", await ablation_figures(wanted.quick, wanted.rounds, wanted.cells))
     shape = _SHAPES[wanted.shape]
     places = Places(wanted.peers.absolute()) if wanted.peers else Places.default()
     sources = Sources(shape, await asyncio.to_thread(served, shape, places.models), places)

@@ -1,4 +1,4 @@
-"""A server that runs: its processes, and the client that talks to it."""
+"""A server that runs: its processes, and where it is asked."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import IO
 
 from penstock.bench.e2e import processes
-from penstock.bench.e2e.client import TimedClient
 from penstock.bench.e2e.servers import ServerSpec
 from penstock.bench.engine.process import Failed
+from penstock.load.asking import TokenClient
+from penstock.load.target import LoadTarget
 
 _ROOT = Path(__file__).parents[4]
 _READY_S = 900.0
@@ -29,11 +30,16 @@ class Server:
     """Made by `serving`."""
 
     spec: ServerSpec
-    client: TimedClient
+    target: LoadTarget
     port: int
     pid: int
     ready_s: float
     """From its start until a request would succeed."""
+
+    @property
+    def client(self) -> TokenClient:
+        """Asks it."""
+        return TokenClient(self.target)
 
     @property
     def pids(self) -> list[int]:
@@ -78,7 +84,7 @@ async def serving(spec: ServerSpec, port: int) -> AsyncIterator[Server]:
         try:
             await _ready(spec, port, process, log)
             ready_s = asyncio.get_running_loop().time() - begin
-            yield Server(spec, TimedClient("127.0.0.1", port, spec.dialect), port, process.pid, ready_s)
+            yield Server(spec, spec.target(port), port, process.pid, ready_s)
         finally:
             await end(process)
 

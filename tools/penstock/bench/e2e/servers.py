@@ -7,14 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from penstock.bench.e2e.dialects import Dialect, LlamaServer, OpenAi
 from penstock.bench.engine.shapes import LlamaShape
 from penstock.bench.engine.subjects import Places
+from penstock.load.target import Endpoint, LoadTarget
 
 MESH = "mesh"
 """The mesh as `penstock up` comes."""
 THREADS, STREAMS, TOKENS, ROOM = 2, 32, 4096, 40960
 """What the peers are told; see loadtest/peers/servers/options.py. 16 agents have room that share nothing."""
+_RETRIES = 1_000_000
+"""Of a refusal: as many as fit into the time of a request."""
 _BUDGET = 16 << 30
 """Bytes that servers may take which are there together."""
 _COPIES = {"vllm": 3.5, "openvino": 1.1}
@@ -52,26 +54,47 @@ class ServerSpec:
 
     name: str
     command: Sequence[str]
-    dialect: Dialect
+    model: str
+    """Its name there."""
     ready_path: str
-    """TimedAnswers 200 when a request would succeed."""
+    """Answers 200 when a request would succeed."""
     paused: bool
     """Whether it is stopped while others are measured. The mesh is not: it would take the pause for a failure."""
+    endpoint: Endpoint = "completions"
     environment: Mapping[str, str] = field(default_factory=dict)
+
+    def target(self, port: int) -> LoadTarget:
+        """For clients that ask with ids of tokens for greedy answers, until they are let in."""
+        return LoadTarget(
+            host="127.0.0.1",
+            port=port,
+            tls=False,
+            prefix="" if self.endpoint == "llamaserver" else "/v1",
+            endpoint=self.endpoint,
+            model=self.model,
+            retries=_RETRIES,
+            extra={"temperature": 0},
+        )
 
 
 def mesh(name: str, model: Path, port: int, *more: str) -> ServerSpec:
-    """One of the forms of the mesh."""
+    """One of the forms of the mesh, in bfloat16 and without drafts: the text of random weights repeats itself, which
+    drafts would make use of and no peer does."""
     form = MESHES[name]
-    command = (sys.executable, "-m", "penstock.cli", "up", "--model", str(model), "--dtype", "bfloat16")
+    environment = {"PENSTOCK_DECODE_DRAFT_TOKENS": "0", **form.environment}
+    return up(name, model, port, MeshForm(("--dtype", "bfloat16", *form.options, *more), environment))
+
+
+def up(name: str, model: Path, port: int, form: MeshForm) -> ServerSpec:
+    """A mesh as it comes, but for what the form says."""
+    command = (sys.executable, "-m", "penstock.cli", "up", "--model", str(model), "--port", str(port))
     return ServerSpec(
         name=name,
-        command=(*command, "--port", str(port), *form.options, *more),
-        dialect=OpenAi(model.name),
+        command=(*command, *form.options),
+        model=model.name,
         ready_path="/readyz",
         paused=False,
-        # The text of random weights repeats itself, which drafts would make use of and no peer does.
-        environment={"PENSTOCK_DECODE_DRAFT_TOKENS": "0", **form.environment},
+        environment=form.environment,
     )
 
 
@@ -84,7 +107,8 @@ def peer(name: str, model: Path, port: int, places: Places, *more: str, **sizes:
     return ServerSpec(
         name=name,
         command=(*command, *arguments),
-        dialect=LlamaServer() if name == "llamaserver" else OpenAi(model.name),
+        model=model.name,
+        endpoint="llamaserver" if name == "llamaserver" else "completions",
         ready_path="/health",
         paused=True,
     )

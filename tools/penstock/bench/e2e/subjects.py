@@ -11,13 +11,13 @@ from pathlib import Path
 
 from penstock.bench.e2e import processes
 from penstock.bench.e2e.cells import LoadCell, Values, values
-from penstock.bench.e2e.client import AskFailed
-from penstock.bench.e2e.loads import PlainLoad, PromptSource
+from penstock.bench.e2e.loads import LoadStage, PlainLoad
 from penstock.bench.e2e.running import Server, free_port, serving
 from penstock.bench.e2e.servers import MESHES, mesh, peer
 from penstock.bench.engine.process import Failed
 from penstock.bench.engine.shapes import LlamaShape
 from penstock.bench.engine.subjects import Places
+from penstock.load.asking import AskFailed
 
 _WARM_UP = PlainLoad(streams=4, prompt=600, output=8)
 
@@ -80,7 +80,7 @@ class Sources:
         spec = mesh(name, self.model, port, *more) if ours else peer(name, self.model, port, self.places)
         async with serving(spec, port) as server:
             try:
-                await _WARM_UP.run(server.client.ask, PromptSource(self.shape.vocab, "warm-up"))
+                await _WARM_UP.run(LoadStage(server.target, self.shape.vocab), "warm-up")
             except AskFailed as error:
                 raise Failed(f"{name} is ready and does not answer: {error}") from None
             yield server
@@ -102,10 +102,10 @@ class Subjects:
         server.go_on()
         try:
             before = processes.cpu_s(server.pids)
-            answers = await cell.run(server.client.ask, shape, round)
+            parts = await cell.run(LoadStage(server.target, shape.vocab), round)
             used = processes.cpu_s(server.pids) - before
-            found = values(answers)
-            tokens = sum(len(answer.ids) for part in answers.values() for answer in part)
+            found = values(parts)
+            tokens = sum(record.tokens for part in parts.values() for record in part)
             found["cpu_s_per_1k"] = used / tokens * 1e3
             found["memory_mb"] = processes.memory_bytes(server.pids) / 1e6
         except AskFailed as error:

@@ -18,6 +18,7 @@ from penstock.bench.measured import (
     gateway,
     house,
     kv,
+    operate,
     overhead,
     rest,
     router,
@@ -43,11 +44,12 @@ _SECTIONS: dict[str, Callable[[Results, Results | None], str]] = {
     "speculation": speculation.section,
     "batch": batch.section,
     "scale": scale.section,
+    "operate": operate.section,
     "failover": failover.section,
     "evict": evict.section,
     "house": house.section,
 }
-_LATER = ("e2e", "rest", "turns", "cores", "gateway", "router", "speculation", "batch", "scale", "failover")
+_LATER = ("e2e", "rest", "turns", "cores", "gateway", "router", "speculation", "batch", "scale", "operate", "failover")
 """Benches without a section as long as no run of theirs is kept."""
 _APART = ("router", "speculation")
 """Benches of parts that have nothing to do with each other: each may be of another machine, and says so."""

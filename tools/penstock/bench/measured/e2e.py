@@ -27,12 +27,18 @@ _LINES = {
     "plain_tokens_per_s_vs_best_32": "tokens/s, 32 plain requests",
     "mixed_tokens_per_s_vs_best": "tokens/s, streams beside long prompts",
     "mixed_itl_p90_vs_best": "p90 between tokens beside long prompts",
+    "coding_tokens_per_s_vs_best": "tokens/s, recorded sessions of coding agents",
+    "coding_first_ttft_vs_best": "TTFT of their first turns",
+    "coding_later_ttft_vs_best": "TTFT of their later turns",
     "mesh_cpu_s_per_1k_vs_best": "processor time per token, 8 agents",
     "mesh_memory_vs_best": "memory of all processes, 8 agents",
     "mesh_memory_vs_best_16": "memory of all processes, 16 agents",
     "shared_prefix_memory_ratio": "memory that a session with a common prefix adds : its own part",
     "step8k_vs_read": "step more at 8k context : reading its KV, 1B",
 }
+_PARTS = ("affinity", "store", "shared_pages", "draft", "disaggregation")
+_WITHOUT = "the mesh with it; without: "
+_ENDS = {"tokens_per_s": "tokens/s", "turn1_ttft": "TTFT of turn 1", "turn2_ttft": "TTFT of turn 2"}
 _SHAPES = {"": "135M", "_1b": "1B"}
 _BEST = "best peer: "
 _SERVERS = ("mesh", "mesh_disaggregated", "mesh_aggregated", "llamaserver", "vllm", "openvino")
@@ -55,9 +61,10 @@ def section(now: Results, earlier: Results | None = None) -> str:
 `penstock bench e2e`: the mesh as `penstock up` comes, with bfloat16 weights and without drafts (the text of random
 weights repeats itself), beside llama-server, vLLM's server and OpenVINO GenAI behind a server of a few lines, which
 serve the same random weights to one client. Agents begin together with the same 1,200 tokens, bring 150 new tokens in
-each of 6 turns, and get 64; plain requests bring 512 and get 128. Figures are ours : the best peer's, round by round;
-*best* is the peer beside which ours looks worst. AIPerf's names: TTFT is the time to first token, ITL the inter-token
-latency. In this run: {_servers(now)}; where a range has equal ends, there was one round.
+each of 6 turns, and get 64; plain requests bring 512 and get 128.{_coding(now)}
+Figures are ours : the best peer's, round by round; *best* is the peer beside which ours looks worst. AIPerf's names:
+TTFT is the time to first token, ITL the inter-token latency. In this run: {_servers(now)}; where a range has equal
+ends, there was one round.
 
 ```
 python -m loadtest.peers.install llamaserver vllm openvino    # once
@@ -69,7 +76,7 @@ penstock bench e2e --json > e2e.json
 With 8 agents:
 
 {_scale(now)}
-
+{_ablations(now)}
 Measured on {now.machine}.{other}
 """
 
@@ -87,6 +94,36 @@ def _comparisons(now: Results, earlier: Results | None) -> str:
             cells = [words if named else f"{words}, {shape}", now.number(id), now.span(id), now.goal(id)]
             rows.append([*cells, best, *([earlier.number(id)] if earlier else [])])
     return table(heads, rows)
+
+
+def _coding(now: Results) -> str:
+    """A sentence, where they were measured."""
+    if not now.has("coding_tokens_per_s_vs_best"):
+        return ""
+    return (
+        " Sessions of coding agents are recorded ones, 32 times shorter than they were, which begin at random, one in"
+        " two seconds, and think for two seconds at most."
+    )
+
+
+def _ablations(now: Results) -> str:
+    """A paragraph and its table, where they were measured."""
+    rows = []
+    for part in _PARTS:
+        ids = [f"ablation_{part}_{end}" for end in _ENDS]
+        if any(map(now.has, ids)):
+            without = now.against(ids[0]).removeprefix(_WITHOUT)
+            rows.append([part.replace("_", " "), without, *(f"{now.number(id)} ({now.span(id)})" for id in ids)])
+    if not rows:
+        return ""
+    heads = ["part", "without it", *_ENDS.values()]
+    return f"""
+What parts of the mesh are worth: `penstock bench e2e --ablations`, the embedded model, 8 agents as above. Figures are
+without the part : with it, median and range; a part that is worth something has less than 1 of tokens/s, and more than
+1 of a TTFT.
+
+{table(heads, rows)}
+"""
 
 
 def _servers(now: Results) -> str:

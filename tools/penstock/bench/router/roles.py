@@ -10,9 +10,9 @@ import asyncio
 import sys
 from collections.abc import Mapping
 
-from penstock.bench.e2e.answers import percentile
-from penstock.bench.e2e.client import AskFailed
-from penstock.bench.e2e.loads import MixedLoad, PromptSource
+import numpy as np
+
+from penstock.bench.e2e.loads import LoadStage, MixedLoad
 from penstock.bench.e2e.model import served
 from penstock.bench.e2e.running import Server
 from penstock.bench.e2e.subjects import Sources
@@ -20,6 +20,7 @@ from penstock.bench.engine.process import Failed
 from penstock.bench.engine.shapes import SMALL
 from penstock.bench.engine.subjects import Places
 from penstock.bench.harness import Figure, Measure, figure, interleave, missing
+from penstock.load.asking import AskFailed
 
 _TOGETHER, _APART = "aggregated", "disaggregated"
 _PERCENTS = (50.0, 90.0, 99.0)
@@ -58,11 +59,11 @@ async def roles_figures(quick: bool) -> list[Figure]:
 
 def _measured(server: Server, load: MixedLoad) -> Measure[RoleSample]:
     async def sample(round: int) -> RoleSample:
-        answers = await load.run(server.client.ask, PromptSource(SMALL.vocab, f"mixed/{round}"))
-        gaps = [gap for answer in answers["streams"] for gap in answer.gaps]
-        firsts = [answer.time_to_first_token for answer in answers["long"]]
-        found = {f"itl_p{percent:.0f}": percentile(gaps, percent) for percent in _PERCENTS}
-        found |= {f"ttft_p{percent:.0f}": percentile(firsts, percent) for percent in _PERCENTS}
+        parts = await load.run(LoadStage(server.target, SMALL.vocab), f"mixed/{round}")
+        gaps = [gap for record in parts["streams"] for gap in record.token_gaps]
+        firsts = [record.ttft for record in parts["long"] if record.ttft is not None]
+        found = {f"itl_p{percent:.0f}": float(np.percentile(gaps, percent)) for percent in _PERCENTS}
+        found |= {f"ttft_p{percent:.0f}": float(np.percentile(firsts, percent)) for percent in _PERCENTS}
         print(f"{server.spec.command[-4:]}: {found}", file=sys.stderr, flush=True)
         return found
 

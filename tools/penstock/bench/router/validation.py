@@ -16,15 +16,16 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.bench.e2e.answers import TimedAnswer, percentile
-from penstock.bench.e2e.loads import Asking, PromptSource, everything
 from penstock.bench.e2e.model import served
+from penstock.bench.e2e.prompts import PromptSource, everything
 from penstock.bench.e2e.subjects import Sources
 from penstock.bench.engine.process import Failed
 from penstock.bench.engine.shapes import SMALL
 from penstock.bench.engine.subjects import Places
 from penstock.bench.harness import Figure, figure, missing
 from penstock.cli.mesh import MeshOptions
+from penstock.load.asking import TimedAnswer, TokenClient
+from penstock.load.wording import FIRST_ID
 from penstock.router.workers import StepCost
 from penstock.simulator.rates import UNITS, rates
 from penstock.simulator.simulation import SimulatedMesh, Simulation
@@ -44,8 +45,6 @@ _TURNS = ((2048, 640), (8192, 640))
 """Tokens that a session has sent before, and those that its next turn brings."""
 _SHAPES = ((1, 64), (4, 64), (8, 64), (1, 2048), (1, 8192), (3, 4096), (8, 2048))
 """Streams and the tokens of their prompts."""
-_FIRST = 300
-"""No prompt has tokens below; as in `bench.e2e.loads`."""
 _TTFT_P50, _TTFT_P90 = 50.0, 90.0
 
 
@@ -100,19 +99,19 @@ async def validation_figures(trace: Path, quick: bool) -> list[Figure]:
     models: list[WorkerModel] = []
     try:
         async with sources.open(_MESH) as server:
-            ask = server.client.ask
+            client = server.client
             for round in range(1 if quick else 3):
-                found = await calibrated(ask, PromptSource(SMALL.vocab, f"calibration/{round}"))
+                found = await calibrated(client, PromptSource(SMALL.vocab, f"calibration/{round}"))
                 asks = _workload(trace, found, requests=_REQUESTS[quick])
                 print(f"round {round + 1}: {found}", file=sys.stderr, flush=True)
-                measured = [one.time_to_first_token for one in await _play(asks, ask, f"{round}")]
-                after = await calibrated(ask, PromptSource(SMALL.vocab, f"calibration/{round}/after"))
+                measured = [one.time_to_first_token for one in await _play(asks, client, f"{round}")]
+                after = await calibrated(client, PromptSource(SMALL.vocab, f"calibration/{round}/after"))
                 print(f"after it: {after}", file=sys.stderr, flush=True)
                 meanwhile = found.mean(after)
                 models.append(meanwhile.model)
                 predicted = simulated(asks, meanwhile)
                 for percent, off in errors.items():
-                    real, model = percentile(measured, percent), percentile(predicted, percent)
+                    real, model = (float(np.percentile(times, percent)) for times in (measured, predicted))
                     print(
                         f"p{percent:.0f}: measured {real:.3f} s, simulated {model:.3f} s", file=sys.stderr, flush=True
                     )
@@ -133,16 +132,16 @@ def rate_figures(models: Sequence[WorkerModel]) -> list[Figure]:
     return [figure(id, [one[id] for one in found], unit, "for scale") for id, unit in UNITS.items()]
 
 
-async def calibrated(ask: Asking, source: PromptSource) -> Calibration:
+async def calibrated(client: TokenClient, source: PromptSource) -> Calibration:
     """Measures a server that has nothing else to do."""
-    first = [(length, (await ask(source.tokens(length), 1, "")).time_to_first_token) for length in _LENGTHS * 3]
+    first = [(length, (await client.ask(source.tokens(length), 1, "")).time_to_first_token) for length in _LENGTHS * 3]
     lengths = sorted(set(_LENGTHS))
     medians = [statistics.median(seconds for length, seconds in first if length == one) for one in lengths]
     shapes = [(1.0, length, length * length / 2) for length in lengths]
     for before, new in _TURNS:
         begun = source.tokens(before)
-        await ask(begun, 1, "")
-        turns = [(await ask(begun + source.tokens(new), 1, "")).time_to_first_token for _ in range(3)]
+        await client.ask(begun, 1, "")
+        turns = [(await client.ask(begun + source.tokens(new), 1, "")).time_to_first_token for _ in range(3)]
         medians.append(statistics.median(turns))
         shapes.append((1.0, new, new * (before + new / 2)))
     overhead_s, token_s, context_s = _fitted(shapes, medians)
@@ -150,8 +149,8 @@ async def calibrated(ask: Asking, source: PromptSource) -> Calibration:
     for streams, context in _SHAPES:
         prompts = [source.tokens(context) for _ in range(streams)]
         for prompt in prompts:  # so that all streams begin at once, and none has its steps beside another's prompt
-            await ask(prompt, 1, "")
-        answers = await everything(ask(prompt, 64, "") for prompt in prompts)
+            await client.ask(prompt, 1, "")
+        answers = await everything(client.ask(prompt, 64, "") for prompt in prompts)
         rows.append((1.0, streams, streams * (context + 32)))
         steps.append(statistics.median(gap for answer in answers for gap in answer.gaps[16:]))
     step = StepCost(*_fitted(rows, steps))
@@ -160,20 +159,20 @@ async def calibrated(ask: Asking, source: PromptSource) -> Calibration:
         prefill_rate=1 / token_s,
         prefill_context_s=context_s,
         step=step,
-        fetch_rate=await _fetch_rate(ask, source, overhead_s),
+        fetch_rate=await _fetch_rate(client, source, overhead_s),
     )
 
 
-async def _fetch_rate(ask: Asking, source: PromptSource, overhead_s: float) -> float:
+async def _fetch_rate(client: TokenClient, source: PromptSource, overhead_s: float) -> float:
     """Bytes/s of a prompt that only the store has: others have taken its place in the worker's pages. Raises Failed if
     it was computed again."""
     length = _LENGTHS[-1]
     mine = source.tokens(length)
     for _ in range(2):  # what was used again stays in the store while others come
-        await ask(mine, 1, "")
+        await client.ask(mine, 1, "")
     for _ in range(MeshOptions().engine.kv_pool_tokens // length + 1):
-        await ask(source.tokens(length), 1, "")
-    answer = await ask(mine, 1, "")
+        await client.ask(source.tokens(length), 1, "")
+    answer = await client.ask(mine, 1, "")
     if answer.cached_tokens < length / 2:
         raise Failed(f"the store has lost a prompt of {length} tokens, so nobody knows how fast it is")
     took_s = answer.time_to_first_token - overhead_s
@@ -209,14 +208,14 @@ def _workload(path: Path, found: Calibration, requests: int) -> Trace:
     return crowded(trace, session_seconds(trace) / busy_s, requests)
 
 
-async def _play(trace: Trace, ask: Asking, round: str) -> list[TimedAnswer]:
+async def _play(trace: Trace, client: TokenClient, round: str) -> list[TimedAnswer]:
     """Sends each request at its time, whatever became of those before."""
     prompts = [[*_tokens(recorded, trace.block_tokens, round)] for recorded in trace.asks]
     begun = time.perf_counter()
 
     async def one(recorded: RecordedAsk, prompt: Sequence[int]) -> TimedAnswer:
         await asyncio.sleep(recorded.at - (time.perf_counter() - begun))
-        return await ask(prompt, recorded.output, f"{recorded.session}-{round}")
+        return await client.ask(prompt, recorded.output, f"{recorded.session}-{round}")
 
     return await asyncio.gather(*map(one, trace.asks, prompts))
 
@@ -227,4 +226,4 @@ def _tokens(ask: RecordedAsk, block: int, round: str) -> Iterator[int]:
     for key in (*whole, f"{ask.session}/{ask.at}".encode()):
         draw = np.random.default_rng([*key, *round.encode()])
         count = block if key in whole else ask.tokens - block * len(whole)
-        yield from draw.integers(_FIRST, SMALL.vocab, count).tolist()
+        yield from draw.integers(FIRST_ID, SMALL.vocab, count).tolist()

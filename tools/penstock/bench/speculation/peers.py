@@ -12,8 +12,6 @@ from pathlib import Path
 
 import httpx2
 
-from penstock.bench.e2e.client import AskFailed
-from penstock.bench.e2e.dialects import OpenAi
 from penstock.bench.e2e.running import Server, free_port, serving
 from penstock.bench.e2e.servers import ServerSpec, peer
 from penstock.bench.engine.process import Failed
@@ -21,6 +19,7 @@ from penstock.bench.engine.subjects import Places
 from penstock.bench.harness import Figure, Measure, figure, interleave, missing
 from penstock.bench.speculation import asks
 from penstock.bench.speculation.running import WITHOUT_DRAFTS, mesh_command
+from penstock.load.asking import AskFailed
 
 _OURS, _PLAIN = "mesh", "mesh_plain"
 _SIZES = {"streams": 1, "tokens": 2048, "room": 8192}
@@ -91,7 +90,7 @@ def _mesh(target: Path, draft: str, settings: Mapping[str, str], port: int) -> S
     return ServerSpec(
         name=_OURS,
         command=mesh_command(target, draft, port),
-        dialect=OpenAi(target.name),
+        model=target.name,
         ready_path="/readyz",
         paused=False,
         environment=settings,

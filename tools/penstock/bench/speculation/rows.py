@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from statistics import median
 
-from penstock.bench.e2e.loads import PromptSource
+from penstock.bench.e2e.prompts import PromptSource
 from penstock.bench.harness import Figure, Measure, figure, interleave
 from penstock.bench.speculation.meshes import PAIRS, checkpoints
 from penstock.checkpoint import inspect

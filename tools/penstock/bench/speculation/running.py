@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from openai import AsyncOpenAI
 
-from penstock.bench.e2e.answers import TimedAnswer
-from penstock.bench.e2e.client import TimedClient
-from penstock.bench.e2e.dialects import OpenAi
 from penstock.bench.e2e.running import free_port, serving
 from penstock.bench.e2e.servers import ServerSpec
+from penstock.load.asking import TokenClient
+from penstock.load.target import LoadTarget
 
 PLAIN = "plain"
 """Name of the form that has no drafts."""
@@ -46,7 +46,7 @@ class DraftedAnswer:
     first: float = 0.0
     last: float = 0.0
     """When its first and last tokens came, in seconds."""
-    ids: list[int] = field(default_factory=list)
+    ids: Sequence[int] = ()
     """Its tokens, of a completion."""
     later: int = 0
     """Tokens behind the first."""
@@ -63,16 +63,15 @@ class DraftedAnswer:
 class BenchMesh:
     """A mesh that runs."""
 
-    port: int
     client: AsyncOpenAI
-    model: str
+    target: LoadTarget
 
     async def chat(self, body: Mapping[str, Any], drafts: bool = True) -> DraftedAnswer:
         """The answer to a chat completion, with `drafts` or without."""
         more = body.get("extra_body", {}) | ({} if drafts else NO_DRAFTS)
         return await _read(
             await self.client.chat.completions.create(
-                model=self.model,
+                model=self.target.model,
                 stream=True,
                 stream_options={"include_usage": True},
                 **{**body, "extra_body": more},
@@ -82,27 +81,11 @@ class BenchMesh:
     async def complete(self, prompt: Sequence[int], tokens: int, drafts: bool = True) -> DraftedAnswer:
         """The next `tokens` tokens behind a prompt of token ids, greedily; with `drafts` or without. The client takes
         less of the processor than OpenAI's, which the mesh is to have."""
-        completions = _Completions(self.model, drafts)
-        timed = await TimedClient("127.0.0.1", self.port, completions).ask(prompt, tokens, "bench")
-        return DraftedAnswer(timed.times[0], timed.times[-1], timed.ids, len(timed.ids) - 1, completions.accepted)
-
-
-class _Completions(OpenAi):
-    """Of one request."""
-
-    def __init__(self, model: str, drafts: bool) -> None:
-        super().__init__(model)
-        self._drafts = drafts
-        self.accepted = 0
-        """Drafts that were accepted."""
-
-    def body(self, prompt: Sequence[int], tokens: int) -> dict[str, Any]:
-        return super().body(prompt, tokens) | ({} if self._drafts else NO_DRAFTS)
-
-    def read(self, event: Mapping[str, Any], answer: TimedAnswer, now: float) -> None:
-        super().read(event, answer, now)
-        if usage := event.get("usage"):
-            self.accepted = usage["penstock"]["accepted_tokens"]
+        target = self.target
+        if not drafts:
+            target = msgspec.structs.replace(target, extra=target.extra | NO_DRAFTS)
+        timed = await TokenClient(target).ask(prompt, tokens, "bench")
+        return DraftedAnswer(timed.times[0], timed.times[-1], timed.ids, len(timed.ids) - 1, timed.accepted_tokens)
 
 
 async def _read(stream: AsyncIterator[Any]) -> DraftedAnswer:
@@ -133,12 +116,12 @@ async def running(target: Path, forms: Mapping[str, Form]) -> AsyncIterator[Mapp
             spec = ServerSpec(
                 name=name,
                 command=(*mesh_command(target, form.draft, port), *form.arguments),
-                dialect=OpenAi(target.name),
+                model=target.name,
                 ready_path="/readyz",
                 paused=False,
                 environment=form.settings,
             )
-            await stack.enter_async_context(serving(spec, port))
+            server = await stack.enter_async_context(serving(spec, port))
             client = AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0, timeout=300)
-            meshes[name] = BenchMesh(port, await stack.enter_async_context(client), target.name)
+            meshes[name] = BenchMesh(await stack.enter_async_context(client), server.target)
         yield meshes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +21,8 @@ class Script:
     """Status and further header lines."""
     cut: bool = False
     """Whether the connection ends before the answer does."""
+    hold: Callable[[Body, Script], Awaitable[None]] | None = None
+    """Waits before the last write of an answer."""
     asked: list[Body] = field(default_factory=list)
     sessions: list[str] = field(default_factory=list)
 
@@ -34,8 +36,10 @@ def completion(body: Body) -> Sequence[bytes]:
     ids = list(range(1000, 1000 + body["max_tokens"]))
     pieces = [ids[:1], *(ids[at : at + 2] for at in range(1, len(ids), 2))]
     usage = {"prompt_tokens": len(body["prompt"]), "prompt_tokens_details": {"cached_tokens": 16}}
+    usage["completion_tokens"] = body["max_tokens"]
     events = [event({"choices": [{"text": "x", "token_ids": piece}]}) for piece in pieces]
-    return [*events, event({"choices": [], "usage": usage}), b"data: [DONE]\n\n"]
+    end = event({"choices": [{"text": "", "token_ids": [], "finish_reason": "length"}]})
+    return [*events, end, event({"choices": [], "usage": usage}), b"data: [DONE]\n\n"]
 
 
 @asynccontextmanager
@@ -63,7 +67,10 @@ async def _answer(script: Script, reader: asyncio.StreamReader, writer: asyncio.
     script.asked.append(body)
     script.sessions.append(headers["x-session-affinity"])
     writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
-    for piece in script.writes(body):
+    pieces = script.writes(body)
+    for number, piece in enumerate(pieces, 1):
+        if script.hold and number == len(pieces):
+            await script.hold(body, script)
         writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
         await writer.drain()
     if not script.cut:

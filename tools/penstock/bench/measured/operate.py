@@ -1,0 +1,24 @@
+"""The section about what operators ask of a mesh: `penstock bench operate`."""
+
+from __future__ import annotations
+
+from penstock.bench.measured.results import Line, Results, figures
+
+_LINES = (
+    Line("load_schedule_delay_p99_ms", "p99 of how late `penstock load` sends on the mesh's own machine, ms"),
+    Line("load_schedule_delay_vs_latency", "the same : the median latency", 4),
+)
+
+
+def section(now: Results, earlier: Results | None = None) -> str:
+    """In Markdown; of the figures that the run has."""
+    other = "" if earlier is None else f" The earlier run: {earlier.machine}."
+    return f"""## Operating
+
+`penstock bench operate`: agents' sessions that begin at random, once a second in the mean, from one process of
+`penstock load` to the mesh of the embedded model on the same machine.
+
+{figures([line for line in _LINES if now.has(line.id)], now, earlier)}
+
+Measured on {now.machine}.{other}
+"""
