@@ -10,6 +10,10 @@ EXTRAS := gateway,engine,demo,train,events,plot,redis,dev
 REDIS = { test "$$(id -u)" = 0 && command -v apt-get && { apt-get install -y redis-server || { apt-get update && \
   apt-get install -y redis-server; }; }; } > /dev/null 2>&1
 
+# Debian's Chromium, for the tests of the console.
+CHROMIUM = { test "$$(id -u)" = 0 && command -v apt-get && { apt-get install -y chromium || { apt-get update && \
+  apt-get install -y chromium; }; }; } > /dev/null 2>&1
+
 .PHONY: setup demo up test test-schemas schemas test-clients test-containers loops fmt check bench house measured fields proto lock
 .DEFAULT_GOAL := setup
 
@@ -23,6 +27,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/python -m compileall -q libs services tools loadtest  # also where PYTHONDONTWRITEBYTECODE is set
 	$(BIN)/python -m penstock.engine.kernels.cpu.build || true  # else at the first start, or never without a compiler
 	@command -v redis-server > /dev/null || $(REDIS) || echo "no redis-server: tests that need one fail"
+	@command -v chromium > /dev/null || $(CHROMIUM) || echo "no chromium: tests that need one are skipped"
 	touch $@
 
 demo: setup
