@@ -236,6 +236,22 @@ async def test_the_key_is_asked_for_and_stays_in_the_tab(mesh, browser):
         assert await page.evaluate("sessionStorage.length") == 0
 
 
+async def test_a_request_is_opened_by_its_id(mesh, client, browser):
+    driven, _ = browser
+    answer = await chat(client, extra_headers={"x-request-id": "by-its-id"})
+    async with page_of(browser, mesh, key="key-op") as page:
+        for wanted in ("by-its-id", answer.id):
+            await driven.visit(page, "requests")
+            await page.fill("#wanted", wanted)
+            await page.press("#wanted", "Enter")
+            await page.wait_for_selector("h1:has-text('by-its-id')")
+            assert await page.locator(".waterfall .span").count() == 10
+        await driven.visit(page, "requests")
+        await page.fill("#wanted", "no/such?")
+        await page.press("#wanted", "Enter")
+        await page.wait_for_selector("text=is not known here")
+
+
 REACHABLE = "a[href], button, input, select, textarea, summary, [tabindex='0']"
 UNREACHED = """([wanted, reached]) => [...document.querySelectorAll(wanted)]
   .filter((one) => one.checkVisibility() && !one.disabled && !(one.type === 'radio' && !one.checked))

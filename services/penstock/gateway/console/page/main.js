@@ -58,7 +58,7 @@ async function look() {
       return;
     }
     if (error instanceof Refused && error.status === 404) {
-      main.replaceChildren(h("h1", {}, view.title), h("p", { class: "empty" }, error.message));
+      main.replaceChildren(h("h1", {}, view.title), h("p", { class: "empty" }, error.message), h("a", { href: "#/requests" }, "← All requests"));
       return;
     }
     say(error instanceof Refused ? error.message : "the gateway does not answer; trying again");

@@ -7,11 +7,16 @@ import { explained } from "./waterfall.js";
 
 export function requestsView() {
   const list = table("Requests", [["Began"], ["Request"], ["Tenant"], ["Model"], ["Status"], ["Prompt from", "wide"], ["Prompt", "end"], ["Answer", "end"], ["First token", "end"], ["Total", "end"], ["Moves", "end"]]);
+  const entry = h("input", { id: "wanted", required: true, autocomplete: "off", spellcheck: "false", placeholder: "x-request-id, or id of a response" });
+  const search = h("form", { class: "filter", onsubmit: (event) => {
+    event.preventDefault();
+    location.hash = `#/requests/${encodeURIComponent(entry.value.trim())}`;
+  } }, h("label", { for: "wanted" }, "Open"), entry);
   const none = h("p", { class: "empty", hidden: true }, "No request has ended at this gateway yet.");
   return {
     element: h("div", { class: "view" },
-      h("div", { class: "top" }, h("h1", {}, "Requests"), h("p", { class: "quiet" }, "The last that have ended at this gateway; each opens its waterfall."), sourceLegend()),
-      h("section", { class: "panel" }, list.element, none)),
+      h("div", { class: "top" }, h("h1", {}, "Requests"), h("p", { class: "quiet" }, "The last that have ended at this gateway; each opens its waterfall."), search),
+      h("section", { class: "panel" }, h("div", { class: "top" }, sourceLegend()), list.element, none)),
     title: "Requests",
     path: "requests",
     everyMs: 2000,
