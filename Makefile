@@ -10,6 +10,10 @@ EXTRAS := gateway,engine,demo,train,events,plot,redis,dev
 REDIS = { test "$$(id -u)" = 0 && command -v apt-get && { apt-get install -y redis-server || { apt-get update && \
   apt-get install -y redis-server; }; }; } > /dev/null 2>&1
 
+# Debian's Chromium, for the tests of the console.
+CHROMIUM = { test "$$(id -u)" = 0 && command -v apt-get && { apt-get install -y chromium || { apt-get update && \
+  apt-get install -y chromium; }; }; } > /dev/null 2>&1
+
 # promtool alone, out of Debian's package of Prometheus, for the tests of alerts and boards.
 PROMTOOL = { mkdir -p runs/promtool && cd runs/promtool && { test -x usr/bin/promtool || { apt-get download prometheus && \
   dpkg --fsys-tarfile prometheus_*.deb | tar -x ./usr/bin/promtool && rm prometheus_*.deb; }; }; } > /dev/null 2>&1
@@ -29,6 +33,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/python -m penstock.engine.kernels.cpu.build || true  # else at the first start, or never without a compiler
 	@command -v redis-server > /dev/null || $(REDIS) || echo "no redis-server: tests that need one fail"
 	@command -v promtool > /dev/null || $(PROMTOOL) || echo "no promtool: tests that need it skip"
+	@command -v chromium > /dev/null || $(CHROMIUM) || echo "no chromium: tests that need one are skipped"
 	touch $@
 
 demo: setup

@@ -13,9 +13,9 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.cli.figures import SOURCES
 from penstock.engine.request import SamplingParams
 from penstock.gateway.accounts.keys import new_key, write_keys
+from penstock.rpc.shown.figures import SOURCES
 from penstock.testing.mesh import Mesh, MeshSetup
 
 from .support import BLOCK, ask, prompt, settled, until

@@ -19,6 +19,7 @@ from penstock.engine.config import EngineConfig
 from penstock.engine.delivery.outlet import Outlet
 from penstock.engine.delivery.sinks import SinkFeed, SinkPages
 from penstock.engine.errors import EngineBusy, EngineClosed, EngineError, NotFinite
+from penstock.engine.forward.accepting import credited
 from penstock.engine.forward.halving import answers_of
 from penstock.engine.forward.model import Computes, Load, load_model, set_threads
 from penstock.engine.grammars import RequestRules
@@ -365,8 +366,11 @@ class Engine:
                 failed += 1
                 self._fail(outlet, answer)
             elif answer:
+                proposers: Sequence[str] = ()
                 if drafted and (drafts := outlet.live.run.choice.drafts):
-                    self._speculation.learn(outlet.live, len(drafts), len(answer) - 1)
+                    proposers = self._speculation.learn(outlet.live, len(drafts), len(answer) - 1)
+                if outlet.live.request.sampling.proposers:
+                    answer = credited(answer, proposers)
                 generated += len(answer)
                 outlet.add(answer, now)
         self._counters.failed_steps += failed

@@ -58,6 +58,8 @@ class SamplingParams:
     say; where it may end or go on, they hold."""
     drafts: bool = True
     """False: no tokens are drafted for it, and none are guessed from its text."""
+    proposers: bool = False
+    """Its tokens say who proposed them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,8 @@ class TokenOut(msgspec.Struct, frozen=True, gc=False):
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
     """(token, logprob), most probable first."""
+    proposer: str | None = None
+    """Whose draft it was, of `penstock.runtime.drafts.PROPOSERS`; empty: nobody's; None: the request doesn't ask."""
 
 
 class Update(msgspec.Struct, frozen=True, gc=False):

@@ -9,6 +9,16 @@ GRAMMAR, LOOKUP, MODEL, HEAD = PROPOSERS = ("grammar", "lookup", "model", "head"
 """Tokens that a grammar forces, what followed the same words earlier, a draft model, and a draft head."""
 
 
+def proposer_number(name: str) -> int:
+    """How the wire names a proposer; 0: nobody, whose name is empty."""
+    return PROPOSERS.index(name) + 1 if name else 0
+
+
+def proposer_name(number: int) -> str:
+    """The proposer of that number; empty: nobody, or one that is not known here."""
+    return PROPOSERS[number - 1] if 0 < number <= len(PROPOSERS) else ""
+
+
 def by_proposer(counts: Iterable[int]) -> dict[str, int]:
     """Counts in the order of `PROPOSERS`, by their names."""
     return dict(zip(PROPOSERS, counts, strict=False))

@@ -134,6 +134,7 @@ class Sampling(_message.Message):
     BANNED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     NO_DRAFTS_FIELD_NUMBER: _builtins.int
     BAD_WORDS_FIELD_NUMBER: _builtins.int
+    PROPOSERS_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
     max_tokens: _builtins.int
     min_tokens: _builtins.int
@@ -156,6 +157,8 @@ class Sampling(_message.Message):
     ignore_eos: _builtins.bool
     no_drafts: _builtins.bool
     """nobody guesses its tokens, and nobody's are guessed from them"""
+    proposers: _builtins.bool
+    """tokens say who proposed them"""
     grammar: _builtins.str
     """llguidance's JSON form: the answer is a text of this grammar. Empty: any text"""
     @_builtins.property
@@ -188,11 +191,12 @@ class Sampling(_message.Message):
         banned_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         no_drafts: _builtins.bool = ...,
         bad_words: _abc.Iterable[_builtins.str] | None = ...,
+        proposers: _builtins.bool = ...,
         grammar: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "logprobs", b"logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "bad_words", b"bad_words", "banned_token_ids", b"banned_token_ids", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "ignore_eos", b"ignore_eos", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "no_drafts", b"no_drafts", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "bad_words", b"bad_words", "banned_token_ids", b"banned_token_ids", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "ignore_eos", b"ignore_eos", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "no_drafts", b"no_drafts", "presence_penalty", b"presence_penalty", "proposers", b"proposers", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
@@ -397,10 +401,13 @@ class Token(_message.Message):
     ID_FIELD_NUMBER: _builtins.int
     LOGPROB_FIELD_NUMBER: _builtins.int
     TOP_FIELD_NUMBER: _builtins.int
+    PROPOSER_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """0 is the request's first generated token; a receiver drops an index that it has seen"""
     id: _builtins.int
     logprob: _builtins.float
+    proposer: _builtins.int
+    """whose draft it was, counted from 1 in the order of Drafts; 0: nobody's; absent: not asked"""
     @_builtins.property
     def top(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopLogprob]: ...
     def __init__(
@@ -410,14 +417,20 @@ class Token(_message.Message):
         id: _builtins.int = ...,
         logprob: _builtins.float | None = ...,
         top: _abc.Iterable[Global___TopLogprob] | None = ...,
+        proposer: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprob", b"_logprob", "logprob", b"logprob"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprob", b"_logprob", "_proposer", b"_proposer", "logprob", b"logprob", "proposer", b"proposer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprob", b"_logprob", "id", b"id", "index", b"index", "logprob", b"logprob", "top", b"top"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprob", b"_logprob", "_proposer", b"_proposer", "id", b"id", "index", b"index", "logprob", b"logprob", "proposer", b"proposer", "top", b"top"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprob: _TypeAlias = _typing.Literal["logprob"]  # noqa: Y015
     _WhichOneofArgType__logprob: _TypeAlias = _typing.Literal["_logprob", b"_logprob"]  # noqa: Y015
+    _WhichOneofReturnType__proposer: _TypeAlias = _typing.Literal["proposer"]  # noqa: Y015
+    _WhichOneofArgType__proposer: _TypeAlias = _typing.Literal["_proposer", b"_proposer"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__logprob) -> _WhichOneofReturnType__logprob | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__proposer) -> _WhichOneofReturnType__proposer | None: ...
 
 Global___Token: _TypeAlias = Token  # noqa: Y015
 

@@ -317,6 +317,7 @@ class ChatCompletionRequest(_message.Message):
     ADD_GENERATION_PROMPT_FIELD_NUMBER: _builtins.int
     URGENCY_FIELD_NUMBER: _builtins.int
     NO_DRAFTS_FIELD_NUMBER: _builtins.int
+    PROPOSERS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     tool_choice: _builtins.str
     """auto (default), none or required"""
@@ -361,6 +362,8 @@ class ChatCompletionRequest(_message.Message):
     """false: the template opens no answer behind the messages"""
     no_drafts: _builtins.bool
     """as penstock.drafts: false"""
+    proposers: _builtins.bool
+    """as penstock.proposers"""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]: ...
     @_builtins.property
@@ -425,10 +428,11 @@ class ChatCompletionRequest(_message.Message):
         add_generation_prompt: _builtins.bool | None = ...,
         urgency: Global___Urgency | None = ...,
         no_drafts: _builtins.bool = ...,
+        proposers: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "_constraint", b"_constraint", "_enable_thinking", b"_enable_thinking", "_frequency_penalty", b"_frequency_penalty", "_max_completion_tokens", b"_max_completion_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_parallel_tool_calls", b"_parallel_tool_calls", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_session", b"_session", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprobs", b"_top_logprobs", "_top_p", b"_top_p", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "_urgency", b"_urgency", "add_generation_prompt", b"add_generation_prompt", "constraint", b"constraint", "enable_thinking", b"enable_thinking", "frequency_penalty", b"frequency_penalty", "max_completion_tokens", b"max_completion_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "parallel_tool_calls", b"parallel_tool_calls", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "session", b"session", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p", "truncate_prompt_tokens", b"truncate_prompt_tokens", "urgency", b"urgency"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "_constraint", b"_constraint", "_enable_thinking", b"_enable_thinking", "_frequency_penalty", b"_frequency_penalty", "_max_completion_tokens", b"_max_completion_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_parallel_tool_calls", b"_parallel_tool_calls", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_session", b"_session", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprobs", b"_top_logprobs", "_top_p", b"_top_p", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "_urgency", b"_urgency", "add_generation_prompt", b"add_generation_prompt", "allowed_tools", b"allowed_tools", "bad_words", b"bad_words", "chat_template_kwargs", b"chat_template_kwargs", "constraint", b"constraint", "continue_final_message", b"continue_final_message", "enable_thinking", b"enable_thinking", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_completion_tokens", b"max_completion_tokens", "messages", b"messages", "min_p", b"min_p", "min_tokens", b"min_tokens", "model", b"model", "n", b"n", "no_drafts", b"no_drafts", "parallel_tool_calls", b"parallel_tool_calls", "presence_penalty", b"presence_penalty", "prompt_cache_key", b"prompt_cache_key", "reasoning_effort", b"reasoning_effort", "repetition_penalty", b"repetition_penalty", "retain_s", b"retain_s", "seed", b"seed", "session", b"session", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "tool_choice", b"tool_choice", "tools", b"tools", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p", "truncate_prompt_tokens", b"truncate_prompt_tokens", "truncation", b"truncation", "urgency", b"urgency"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "_constraint", b"_constraint", "_enable_thinking", b"_enable_thinking", "_frequency_penalty", b"_frequency_penalty", "_max_completion_tokens", b"_max_completion_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_parallel_tool_calls", b"_parallel_tool_calls", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_session", b"_session", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprobs", b"_top_logprobs", "_top_p", b"_top_p", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "_urgency", b"_urgency", "add_generation_prompt", b"add_generation_prompt", "allowed_tools", b"allowed_tools", "bad_words", b"bad_words", "chat_template_kwargs", b"chat_template_kwargs", "constraint", b"constraint", "continue_final_message", b"continue_final_message", "enable_thinking", b"enable_thinking", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_completion_tokens", b"max_completion_tokens", "messages", b"messages", "min_p", b"min_p", "min_tokens", b"min_tokens", "model", b"model", "n", b"n", "no_drafts", b"no_drafts", "parallel_tool_calls", b"parallel_tool_calls", "presence_penalty", b"presence_penalty", "prompt_cache_key", b"prompt_cache_key", "proposers", b"proposers", "reasoning_effort", b"reasoning_effort", "repetition_penalty", b"repetition_penalty", "retain_s", b"retain_s", "seed", b"seed", "session", b"session", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "tool_choice", b"tool_choice", "tools", b"tools", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p", "truncate_prompt_tokens", b"truncate_prompt_tokens", "truncation", b"truncation", "urgency", b"urgency"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_generation_prompt: _TypeAlias = _typing.Literal["add_generation_prompt"]  # noqa: Y015
     _WhichOneofArgType__add_generation_prompt: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt"]  # noqa: Y015
@@ -615,6 +619,7 @@ class CompletionRequest(_message.Message):
     CONSTRAINT_FIELD_NUMBER: _builtins.int
     URGENCY_FIELD_NUMBER: _builtins.int
     NO_DRAFTS_FIELD_NUMBER: _builtins.int
+    PROPOSERS_FIELD_NUMBER: _builtins.int
     BAD_WORDS_FIELD_NUMBER: _builtins.int
     TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
@@ -640,6 +645,8 @@ class CompletionRequest(_message.Message):
     return_token_ids: _builtins.bool
     no_drafts: _builtins.bool
     """as penstock.drafts: false"""
+    proposers: _builtins.bool
+    """as penstock.proposers"""
     truncate_prompt_tokens: _builtins.int
     """only so many of each prompt's last tokens are read; -1: as many as"""
     @_builtins.property
@@ -696,12 +703,13 @@ class CompletionRequest(_message.Message):
         constraint: Global___AnswerConstraint | None = ...,
         urgency: Global___Urgency | None = ...,
         no_drafts: _builtins.bool = ...,
+        proposers: _builtins.bool = ...,
         bad_words: _abc.Iterable[_builtins.str] | None = ...,
         truncate_prompt_tokens: _builtins.int | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_constraint", b"_constraint", "_frequency_penalty", b"_frequency_penalty", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_session", b"_session", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprobs", b"_top_logprobs", "_top_p", b"_top_p", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "_urgency", b"_urgency", "constraint", b"constraint", "frequency_penalty", b"frequency_penalty", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "session", b"session", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p", "truncate_prompt_tokens", b"truncate_prompt_tokens", "urgency", b"urgency"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_constraint", b"_constraint", "_frequency_penalty", b"_frequency_penalty", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_session", b"_session", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprobs", b"_top_logprobs", "_top_p", b"_top_p", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "_urgency", b"_urgency", "bad_words", b"bad_words", "constraint", b"constraint", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "model", b"model", "n", b"n", "no_drafts", b"no_drafts", "presence_penalty", b"presence_penalty", "prompt_cache_key", b"prompt_cache_key", "prompts", b"prompts", "repetition_penalty", b"repetition_penalty", "retain_s", b"retain_s", "return_token_ids", b"return_token_ids", "seed", b"seed", "session", b"session", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "token_prompts", b"token_prompts", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p", "truncate_prompt_tokens", b"truncate_prompt_tokens", "urgency", b"urgency"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_constraint", b"_constraint", "_frequency_penalty", b"_frequency_penalty", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_session", b"_session", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprobs", b"_top_logprobs", "_top_p", b"_top_p", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "_urgency", b"_urgency", "bad_words", b"bad_words", "constraint", b"constraint", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "model", b"model", "n", b"n", "no_drafts", b"no_drafts", "presence_penalty", b"presence_penalty", "prompt_cache_key", b"prompt_cache_key", "prompts", b"prompts", "proposers", b"proposers", "repetition_penalty", b"repetition_penalty", "retain_s", b"retain_s", "return_token_ids", b"return_token_ids", "seed", b"seed", "session", b"session", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "token_prompts", b"token_prompts", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p", "truncate_prompt_tokens", b"truncate_prompt_tokens", "urgency", b"urgency"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__constraint: _TypeAlias = _typing.Literal["constraint"]  # noqa: Y015
     _WhichOneofArgType__constraint: _TypeAlias = _typing.Literal["_constraint", b"_constraint"]  # noqa: Y015
@@ -1099,6 +1107,7 @@ class ChatCompletionChunk(_message.Message):
     USAGE_FIELD_NUMBER: _builtins.int
     REASONING_CONTENT_FIELD_NUMBER: _builtins.int
     SYSTEM_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    PROPOSERS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     model: _builtins.str
     created: _builtins.int
@@ -1118,6 +1127,10 @@ class ChatCompletionChunk(_message.Message):
     def usage(self) -> Global___Usage:
         """last message of the call"""
 
+    @_builtins.property
+    def proposers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of every counted token, if asked for: whose draft it was; empty: nobody's"""
+
     def __init__(
         self,
         *,
@@ -1132,10 +1145,11 @@ class ChatCompletionChunk(_message.Message):
         usage: Global___Usage | None = ...,
         reasoning_content: _builtins.str = ...,
         system_fingerprint: _builtins.str = ...,
+        proposers: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_usage", b"_usage", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_usage", b"_usage", "choice", b"choice", "content", b"content", "created", b"created", "finish_reason", b"finish_reason", "id", b"id", "logprobs", b"logprobs", "model", b"model", "reasoning_content", b"reasoning_content", "system_fingerprint", b"system_fingerprint", "tool_calls", b"tool_calls", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_usage", b"_usage", "choice", b"choice", "content", b"content", "created", b"created", "finish_reason", b"finish_reason", "id", b"id", "logprobs", b"logprobs", "model", b"model", "proposers", b"proposers", "reasoning_content", b"reasoning_content", "system_fingerprint", b"system_fingerprint", "tool_calls", b"tool_calls", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__usage: _TypeAlias = _typing.Literal["usage"]  # noqa: Y015
     _WhichOneofArgType__usage: _TypeAlias = _typing.Literal["_usage", b"_usage"]  # noqa: Y015
@@ -1157,6 +1171,7 @@ class CompletionChunk(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     SYSTEM_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    PROPOSERS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     model: _builtins.str
     created: _builtins.int
@@ -1176,6 +1191,10 @@ class CompletionChunk(_message.Message):
     def usage(self) -> Global___Usage:
         """last message of the call"""
 
+    @_builtins.property
+    def proposers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of every counted token, if asked for: whose draft it was; empty: nobody's"""
+
     def __init__(
         self,
         *,
@@ -1189,10 +1208,11 @@ class CompletionChunk(_message.Message):
         finish_reason: _builtins.str = ...,
         usage: Global___Usage | None = ...,
         system_fingerprint: _builtins.str = ...,
+        proposers: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_usage", b"_usage", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_usage", b"_usage", "choice", b"choice", "created", b"created", "finish_reason", b"finish_reason", "id", b"id", "logprobs", b"logprobs", "model", b"model", "system_fingerprint", b"system_fingerprint", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_usage", b"_usage", "choice", b"choice", "created", b"created", "finish_reason", b"finish_reason", "id", b"id", "logprobs", b"logprobs", "model", b"model", "proposers", b"proposers", "system_fingerprint", b"system_fingerprint", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__usage: _TypeAlias = _typing.Literal["usage"]  # noqa: Y015
     _WhichOneofArgType__usage: _TypeAlias = _typing.Literal["_usage", b"_usage"]  # noqa: Y015

@@ -10,7 +10,7 @@ from penstock.kv.bounds import check_namespace
 from penstock.kv.client.origin import Origin
 from penstock.kv.identity import KEY_BYTES
 from penstock.rpc.bounds import bad, check_count, check_id, check_length, check_session
-from penstock.runtime.drafts import DraftAccount
+from penstock.runtime.drafts import DraftAccount, proposer_name, proposer_number
 from penstock.v1 import common_pb2
 from penstock.worker.order import Mark, Order
 from penstock.worker.retaining import Kept
@@ -73,6 +73,7 @@ def token_to_message(token: TokenOut) -> common_pb2.Token:
         id=token.token,
         logprob=token.logprob,
         top=[common_pb2.TopLogprob(id=id, logprob=logprob) for id, logprob in token.top],
+        proposer=None if token.proposer is None else proposer_number(token.proposer),
     )
 
 
@@ -83,6 +84,7 @@ def token_from_message(message: common_pb2.Token) -> TokenOut:
         token=message.id,
         logprob=message.logprob if message.HasField("logprob") else None,
         top=tuple((top.id, top.logprob) for top in message.top),
+        proposer=proposer_name(message.proposer) if message.HasField("proposer") else None,
     )
 
 

@@ -27,6 +27,7 @@ def sampling_from_message(message: common_pb2.Sampling, max_tokens: int | None =
         ignore_eos=message.ignore_eos,
         grammar=message.grammar,
         drafts=not message.no_drafts,
+        proposers=message.proposers,
         banned_token_ids=frozenset(message.banned_token_ids),
         bad_words=tuple(message.bad_words),
     )
@@ -52,6 +53,7 @@ def sampling_to_message(params: SamplingParams) -> common_pb2.Sampling:
         ignore_eos=params.ignore_eos,
         grammar=params.grammar,
         no_drafts=not params.drafts,
+        proposers=params.proposers,
         banned_token_ids=params.banned_token_ids,
         bad_words=params.bad_words,
     )

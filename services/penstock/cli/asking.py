@@ -142,17 +142,3 @@ def done(
     else:
         show(found)
     return code(found)
-
-
-def role_of(member: router_pb2.JoinedMember | router_pb2.MemberEvicted) -> str:
-    """Its role, as people write it."""
-    return router_pb2.Role.Name(member.role).removeprefix("ROLE_").lower()
-
-
-def state_of(member: router_pb2.JoinedMember) -> str:
-    """What it does with new work."""
-    if member.silent:
-        return "silent"
-    if member.draining:
-        return "draining" if member.running + member.waiting else "drained"
-    return "ready"

@@ -10,12 +10,13 @@ from cyclopts import App, Parameter
 from rich.console import Console
 from rich.table import Table
 
-from penstock.cli.asking import CALL_S, AsJson, Routers, done, members, of_first, role_of, state_of
+from penstock.cli.asking import CALL_S, AsJson, Routers, done, members, of_first
 from penstock.cli.doctor import doctor
 from penstock.cli.evicting import evict
 from penstock.cli.explaining import explain
 from penstock.cli.session_list import sessions
 from penstock.cli.top import top
+from penstock.rpc.shown.figures import role_of, state_of
 from penstock.runtime.config import sources
 from penstock.v1 import router_pb2, router_pb2_grpc
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from penstock.cli.asking import AsJson, Door, DoorAccess, Routers, done, role_of
-from penstock.cli.figures import tier_name
+from penstock.cli.asking import AsJson, Door, DoorAccess, Routers, done
 from penstock.cli.frames import counted, mib
+from penstock.rpc.shown.figures import Json, role_of, tier_name
 from penstock.v1 import gateway_pb2, router_pb2
 
-Json = dict[str, Any]
 _CALL_S = 40.0
 """Stores look at all that they have."""
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
-
-from google.protobuf.json_format import MessageToDict
 
 from penstock.cli.asking import CALL_S, AsJson, Door, DoorAccess, Routers, done, members, of_all, of_first
 from penstock.cli.explanation import show
 from penstock.errors import NotFound, PenstockError, Unavailable
+from penstock.rpc.shown.figures import Json
+from penstock.rpc.shown.plans import plan_names, plans_of
+from penstock.rpc.shown.sessions import addresses
 from penstock.v1 import gateway_pb2, router_pb2, router_pb2_grpc
-
-Json = dict[str, Any]
-_MOST_PLANS = 256
 
 
 def explain(request_id: str, *, router: Routers = (), door: Door = None, as_json: AsJson = False) -> int:
@@ -38,7 +35,7 @@ async def _explain(request_id: str, routers: Sequence[str], door: DoorAccess) ->
     record = await _record(request_id, await door.doors(routers), door)
     found: Json = {"request": record, "plans": {}, "members": {}}
     if routers:
-        found["members"] = {one.member_id: one.address for one in (await of_first(routers, members)).members}
+        found["members"] = addresses(await of_first(routers, members))
         found["plans"] = await _plans(routers, record)
     return found
 
@@ -60,17 +57,11 @@ async def _record(request_id: str, doors: Sequence[router_pb2.MeshWatcher], door
 
 async def _plans(routers: Sequence[str], record: Json) -> Json:
     """What the routers weighed, by the names of the request's plans."""
-    attempts = [attempt for choice in record.get("choices", ()) for attempt in choice["attempts"]]
-    names = [attempt["plan"] for attempt in attempts if attempt["plan"]][:_MOST_PLANS]
+    names = plan_names(record)
     if not names:
         return {}
 
     async def ask(stub: router_pb2_grpc.RouterAsyncStub) -> router_pb2.PlansResponse:
         return await stub.Plans(router_pb2.PlansRequest(plans=names), timeout=CALL_S)
 
-    answers = await of_all(routers, ask)
-    return {
-        plan.plan: MessageToDict(plan, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
-        for answer in answers
-        for plan in answer.plans
-    }
+    return plans_of(await of_all(routers, ask))

@@ -7,7 +7,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.figures import Done, Frame, Json
+from penstock.rpc.shown.figures import Done, Frame, Json
 
 _MIB = 1 << 20
 _COLOURS = {"ready": "green", "silent": "red", "draining": "yellow", "drained": "yellow"}

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from penstock.cli.asking import CALL_S, AsJson, Routers, done, members, of_all, of_first
+from penstock.rpc.shown.figures import Json
+from penstock.rpc.shown.sessions import addresses, sessions_of
 from penstock.v1 import router_pb2, router_pb2_grpc
-
-Json = dict[str, Any]
 
 
 def sessions(*, router: Routers, most: int = 100, tenant: str = "", as_json: AsJson = False) -> int:
@@ -40,34 +39,7 @@ async def _sessions(routers: Sequence[str], most: int, tenant: str) -> Json:
         return await stub.Sessions(request, timeout=CALL_S)
 
     answers = await of_all(routers, ask)
-    there = {one.member_id: one.address for one in (await of_first(routers, members)).members}
-    latest: dict[tuple[str, str], router_pb2.KnownSession] = {}
-    for answer in answers:
-        for one in answer.sessions:
-            known = latest.get((one.model_name, one.session))
-            # A router that has planned its last request knows more than one that was told of it.
-            if known is None or (not one.tenant, one.age_s) < (not known.tenant, known.age_s):
-                latest[one.model_name, one.session] = one
-    shown = sorted(latest.values(), key=lambda one: one.age_s)[: most or None]
-    return {
-        "known": max(answer.known for answer in answers),
-        "sessions": [_plain(one, there) for one in shown],
-    }
-
-
-def _plain(one: router_pb2.KnownSession, there: dict[str, str]) -> Json:
-    return {
-        "session": one.session,
-        "tenant": one.tenant,
-        "model": one.model_name,
-        "prefill": there.get(one.prefill, one.prefill),
-        "decode": there.get(one.decode, one.decode),
-        "prompt_tokens": one.prompt_tokens,
-        "cached_tokens": one.cached_tokens,
-        "answer_tokens": one.answer_tokens,
-        "requests": one.requests,
-        "age_s": round(one.age_s, 3),
-    }
+    return sessions_of(answers, addresses(await of_first(routers, members)), most)
 
 
 def _show(found: Json) -> None:

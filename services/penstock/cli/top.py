@@ -13,9 +13,9 @@ from rich.live import Live
 from rich.text import Text
 
 from penstock.cli.asking import AsJson, Routers, done, members, of_first
-from penstock.cli.figures import Frame, Window, frame_of
 from penstock.cli.frames import drawn
 from penstock.errors import PenstockError
+from penstock.rpc.shown.figures import Frame, Window, frame_of
 
 
 def top(

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 
 import grpc
 
-from penstock.cli.asking import DoorAccess, members, role_of
+from penstock.cli.asking import DoorAccess, members
 from penstock.cli.checks import CheckedService
 from penstock.errors import Forbidden, InvalidRequest, PenstockError, Unauthenticated
 from penstock.rpc.errors import from_rpc
+from penstock.rpc.shown.figures import role_of
 from penstock.runtime.config import HostPort
 from penstock.v1 import checkup_pb2, checkup_pb2_grpc, router_pb2, router_pb2_grpc
 

@@ -20,6 +20,7 @@ from penstock.engine.sampling.noise import mix
 from penstock.engine.speculation.draft_model import DraftModel
 from penstock.engine.speculation.drafting import draft_misfit, vocabulary_misfit
 from penstock.grammar.joining import standing
+from penstock.runtime.drafts import PROPOSERS
 from penstock.testing.checkpoints import EOS, TinyModel, write_checkpoint
 from penstock.testing.drafters import InlineDrafter, PlainForesight, draft_client, model_drafter, served_drafts
 
@@ -118,6 +119,25 @@ async def test_requests_without_drafts_beside_others_with(config, kit, plain):
         assert not any(drafted[::2]) and sum(drafted[1::2]) == engine.stats().drafted > 0
     without = {one.id for one in given[::2]}
     assert without.isdisjoint(drafter.asked) and without.isdisjoint(drafter.forgotten)
+
+
+async def test_tokens_say_who_proposed_them_where_the_request_asks(config, kit, plain):
+    """As many as the account has, by proposer; the tokens stay the same."""
+    given = [
+        replace(one, sampling=replace(one.sampling, proposers=bool(number % 2)))
+        for number, one in enumerate(kit.mixed(logprobs=None))
+    ]
+    drafter = kit.Drafts(drafters(kit, plain)["sometimes wrong"])
+    async with Engine.open(config, drafter) as engine:
+        answers = await kit.read_all(engine, given)
+    assert [answer.ids for answer in answers] == [one.ids for one in plain]
+    for asked, answer in zip(given, answers, strict=True):
+        said = [token.proposer for token in answer.tokens]
+        if asked.sampling.proposers:
+            assert [said.count(name) for name in PROPOSERS] == answer.last.drafts.right
+            assert len(said) - said.count("") == answer.last.drafts.accepted > 0
+        else:
+            assert set(said) == {None}
 
 
 @pytest.mark.parametrize("drafts", [False, True])

@@ -11,9 +11,9 @@ from rich.console import Console
 from penstock.cli import evicting
 from penstock.cli.checks import Check, CheckedService, checked_clocks, checked_versions
 from penstock.cli.explanation import show
-from penstock.cli.figures import SOURCES, Window, frame_of
 from penstock.cli.frames import drawn
 from penstock.rpc.checkup import own_version
+from penstock.rpc.shown.figures import SOURCES, Window, frame_of
 from penstock.v1 import common_pb2, router_pb2
 
 

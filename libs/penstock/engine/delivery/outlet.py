@@ -170,5 +170,7 @@ class Outlet:
         self._chosen, self._index = rest, first + len(chosen)
         if len(chosen) == 1:  # nearly always
             [one] = chosen
-            return (TokenOut(first, one.token, one.logprob, one.top),)
-        return tuple([TokenOut(at, one.token, one.logprob, one.top) for at, one in enumerate(chosen, first)])
+            return (TokenOut(first, one.token, one.logprob, one.top, one.proposer),)
+        return tuple(
+            [TokenOut(at, one.token, one.logprob, one.top, one.proposer) for at, one in enumerate(chosen, first)]
+        )

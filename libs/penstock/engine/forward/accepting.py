@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from penstock.engine.sampling.choice import Chosen
 
 
@@ -19,3 +21,11 @@ def accepted(drafts: Sequence[int], sampled: Sequence[Chosen]) -> list[Chosen]:
         if number < len(drafts) and drafts[number] != chosen.token:
             break
     return kept
+
+
+def credited(kept: Sequence[Chosen], proposers: Sequence[str]) -> list[Chosen]:
+    """The same tokens, which say that the first of them are drafts of these proposers, and the others nobody's."""
+    return [
+        msgspec.structs.replace(chosen, proposer=proposers[at] if at < len(proposers) else "")
+        for at, chosen in enumerate(kept)
+    ]

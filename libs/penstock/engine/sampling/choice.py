@@ -108,3 +108,5 @@ class Chosen(msgspec.Struct, frozen=True, gc=False):
     token: int
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
+    proposer: str | None = None
+    """See TokenOut."""

@@ -206,16 +206,18 @@ class Speculation:
         if self._looking is not None:
             self._looking.settle(writer.looked, bool(length))
 
-    def learn(self, live: Live, drafted: int, accepted: int) -> None:
-        """A step verified `drafted` drafts of the sequence and accepted the first `accepted` of them."""
+    def learn(self, live: Live, drafted: int, accepted: int) -> Sequence[str]:
+        """A step verified `drafted` drafts of the sequence and accepted the first `accepted` of them. Says whose those
+        were."""
         writer = self._writers.get(live.ticket)
         if writer is None:
-            return
+            return ()
         forced = min(writer.choice.forced, drafted)
         for account in (writer.account, self._counters.drafts):
             account.count(((GRAMMAR, forced), (writer.choice.proposer, drafted - forced)), accepted)
         if self._ahead is not None and writer.choice.proposer == MODEL:
             self._ahead.brought(self._token_s * (accepted - writer.choice.instead))
+        return ([GRAMMAR] * forced + [writer.choice.proposer] * (drafted - forced))[:accepted]
 
     def timed(self, seconds: float, runs: Sequence[Run]) -> None:
         """A step of these runs, none of them of a prompt, took `seconds`."""

@@ -165,7 +165,7 @@ class Listener:
             room -= len(update.tokens)
             self._passed(len(update.tokens))
             self._told[number] = update.tokens[-1].index + 1
-            if update.tokens[0].logprob is None:
+            if update.tokens[0].logprob is None and update.tokens[-1].proposer is None:
                 for token in update.tokens:
                     calls.append(number)
                     indices.append(token.index)

@@ -88,6 +88,12 @@ class Extension(msgspec.Struct, forbid_unknown_fields=True):
         return 0.0 if self.retain is None else seconds("penstock.retain", self.retain, "penstock.retain")
 
 
+class OpenAIExtension(Extension, forbid_unknown_fields=True):
+    """The field `penstock` of chat completions and completions."""
+
+    proposers: Annotated[bool | None, honoured("every choice says of each token whose draft it was")] = None
+
+
 def seconds(bound: str, given: Time, field: str) -> float:
     """A length of time within the bounds of that name. Raises InvalidRequest."""
     limits = BOUNDS[bound]

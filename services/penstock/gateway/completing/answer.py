@@ -31,9 +31,10 @@ class Answer:
         min_tokens: int,
         show_stop: bool = False,
         keep_ids: bool = False,
+        keep_proposers: bool = False,
     ) -> None:
         """`ends` are tokens whose text is not shown when they end the choice. `show_stop`: the stop string is shown.
-        `keep_ids`: deltas hold token ids."""
+        `keep_ids`: deltas hold token ids; `keep_proposers`: and whose drafts they were."""
         self.choice = choice
         self.tokens = 0
         """Number of generated tokens that count."""
@@ -51,6 +52,7 @@ class Answer:
         self._min_tokens = min_tokens
         self._show_stop = show_stop
         self._keep_ids = keep_ids
+        self._keep_proposers = keep_proposers
         self._decoded = 0
         self._verbatim = False
         """Text is content as it is: nothing in it has a meaning of its own, and nothing that stands in it ends it."""
@@ -66,6 +68,8 @@ class Answer:
             delta.add_id(token.id)
         if not self._verbatim and self._parser is not None and self._parser.reasoning:
             self.reasoning_tokens += 1
+        if self._keep_proposers:
+            delta.add_proposer(token.proposer or "")
         if token.logprob is not None:
             delta.add_logprob(self._logprob(token, token.logprob))
         if token.id in self._ends and token.index + 1 >= self._min_tokens:

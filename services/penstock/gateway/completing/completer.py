@@ -279,6 +279,7 @@ class Completer:
             min_tokens=ask.sampling.min_tokens,
             show_stop=ask.show_stop,
             keep_ids=ask.return_token_ids,
+            keep_proposers=ask.sampling.proposers,
         )
 
     def _flow(self, caller: Caller, request: ChoiceRequest, accept: Callable[[SampledToken], bool]) -> Flow:

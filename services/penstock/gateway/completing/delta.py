@@ -59,6 +59,8 @@ class Delta(msgspec.Struct, gc=False):
     logprobs: Entries[TokenLogprob] = ()
     token_ids: Entries[int] = ()
     """Every counted token, with or without text; filled only for clients that ask for it."""
+    proposers: Entries[str] = ()
+    """Whose draft each counted token was; empty: nobody's. Filled only for clients that ask for it."""
     finish: str | None = None
     """stop, length or tool_calls; once per choice, in its last delta."""
     stop: str = ""
@@ -67,12 +69,15 @@ class Delta(msgspec.Struct, gc=False):
     """See `segments`; empty while there is nothing but content."""
 
     def __bool__(self) -> bool:
-        return bool(self.content or self.reasoning or self.calls or self.logprobs or self.token_ids or self.finish)
+        told = self.logprobs or self.token_ids or self.proposers
+        return bool(self.content or self.reasoning or self.calls or told or self.finish)
 
     @property
     def plain(self) -> bool:
         """Whether it adds content and nothing else."""
-        return bool(self.content) and not (self._order or self.logprobs or self.token_ids or self.finish)
+        return bool(self.content) and not (
+            self._order or self.logprobs or self.token_ids or self.proposers or self.finish
+        )
 
     @property
     def segments(self) -> list[Segment]:
@@ -89,6 +94,7 @@ class Delta(msgspec.Struct, gc=False):
         self.reasoning += later.reasoning
         self.logprobs = _grown(self.logprobs, later.logprobs)
         self.token_ids = _grown(self.token_ids, later.token_ids)
+        self.proposers = _grown(self.proposers, later.proposers)
         self.finish = later.finish or self.finish
         self.stop = later.stop or self.stop
         for call in later.calls:
@@ -115,6 +121,10 @@ class Delta(msgspec.Struct, gc=False):
     def add_id(self, token: int) -> None:
         """Appends the id of one more token."""
         self.token_ids = _grown(self.token_ids, [token])
+
+    def add_proposer(self, proposer: str) -> None:
+        """Appends whose draft one more token was."""
+        self.proposers = _grown(self.proposers, [proposer])
 
     def _append(self, segment: Segment) -> None:
         order = self._order or self.segments

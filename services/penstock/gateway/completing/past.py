@@ -119,6 +119,11 @@ class PastRequests:
         record = own.find(id) if own is not None else None
         return record.text if record is not None else None
 
+    def latest(self, most: int) -> list[tuple[float, bytes]]:
+        """The newest records of all tenants, and when they were added; the newest first."""
+        every = (record for records in self._tenants.values() for record in records.kept.values())
+        return [(one.at, one.text) for one in heapq.nlargest(most, every, key=lambda one: one.number)]
+
     @property
     def bounds(self) -> str:
         """How many are kept, and until when."""

@@ -25,6 +25,7 @@ from penstock.gateway.completing.explaining import explanation, wants_plan
 from penstock.gateway.completing.timing import BEFORE_FIRST, PARTS, server_timing
 from penstock.gateway.door.accounting import Accounting
 from penstock.gateway.door.answering import generating, inquiry_of, whole_of
+from penstock.gateway.door.console import console_routes
 from penstock.gateway.door.counting import Counting
 from penstock.gateway.door.deadline import patience_s
 from penstock.gateway.door.entrance import Entrance
@@ -46,13 +47,13 @@ from penstock.runtime.tasks import first_of
 def application(reception: Reception) -> Entrance:
     """The ASGI application."""
     handlers = {HTTPException: http_error, PenstockError: penstock_error, Exception: internal_error}
-    app = Starlette(routes=routes(reception), exception_handlers=handlers)
+    app = Starlette(routes=[*routes(reception), *console_routes(reception)], exception_handlers=handlers)
     app.router.redirect_slashes = False
     return Entrance(app, Origins(reception.config.cors_origins, keyless=reception.config.api_keys is None))
 
 
 def routes(reception: Reception) -> list[Route]:
-    """Every endpoint; the OpenAPI document names them too."""
+    """Every endpoint but those of the console; the OpenAPI document names them too."""
     uploads = Uploads(reception.config.max_upload_bytes)
     pages = Pages(reception, uploads)
     stored = ResponsePages(reception)

@@ -33,6 +33,7 @@ async def text_chunks(completion: Completion) -> AsyncIterator[gateway_pb2.Compl
                 text=delta.content,
                 token_ids=delta.token_ids,
                 logprobs=[_logprob(entry) for entry in delta.logprobs],
+                proposers=delta.proposers,
                 finish_reason=delta.finish or "",
             )
     yield gateway_pb2.CompletionChunk(**head, usage=_usage(completion.usage()))
@@ -59,6 +60,7 @@ def _chat_chunk(head: dict[str, Any], delta: Delta) -> gateway_pb2.ChatCompletio
         reasoning_content=delta.reasoning,
         tool_calls=calls,
         logprobs=[_logprob(entry) for entry in delta.logprobs],
+        proposers=delta.proposers,
         finish_reason=delta.finish or "",
     )
 

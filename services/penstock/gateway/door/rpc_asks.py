@@ -160,6 +160,7 @@ def _sampling(request: Asked, most: str) -> Sampling:
         stop_token_ids=tuple(request.stop_token_ids),
         ignore_eos=request.ignore_eos,
         drafts=not request.no_drafts,
+        proposers=request.proposers,
         bad_words=tuple(request.bad_words),
         **given,
     )

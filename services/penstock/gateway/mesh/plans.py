@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import grpc
 
@@ -28,6 +28,7 @@ _FAREWELL_S = 0.25
 _EVICT_S = 30.0
 _HINT_S = 2.0
 _NO_PLAN = "no plan can be made for the request now"
+_NO_ANSWER = "no router answers at the moment; try again"
 
 _ANOTHER_MAY = frozenset(
     {
@@ -40,6 +41,9 @@ _ANOTHER_MAY = frozenset(
 )
 """A router has gone, or has not heard of the workers yet. What it refuses is refused by the others too."""
 
+Answer = TypeVar("Answer")
+AskRouter = Callable[["router_pb2_grpc.RouterAsyncStub"], Awaitable[Answer]]
+"""Asks one router."""
 _Call = grpc.aio.StreamStreamCall[router_pb2.PlanRequest, router_pb2.PlanResponse]
 
 
@@ -84,6 +88,28 @@ class RouterCalls:
             except grpc.aio.AioRpcError as error:
                 if router == order[-1] or not _another_may(error):
                     raise public_error(error, "session hints cannot be passed on at the moment; try again") from error
+
+    async def of_first(self, ask: AskRouter[Answer]) -> Answer:
+        """The answer of the first router that can be reached. Raises PenstockError."""
+        return (await self._answers(ask, most=1))[0]
+
+    async def of_all(self, ask: AskRouter[Answer]) -> list[Answer]:
+        """The answers of all routers that can be reached. Raises PenstockError when none can."""
+        return await self._answers(ask, most=len(self.order()))
+
+    async def _answers(self, ask: AskRouter[Answer], *, most: int) -> list[Answer]:
+        answers: list[Answer] = []
+        fault: PenstockError = Unavailable(_NO_ANSWER, code="unavailable", retry_after=1)
+        for router in self.order():
+            if len(answers) == most:
+                break
+            try:
+                answers.append(await ask(self.stub(router)))
+            except grpc.aio.AioRpcError as error:
+                fault = public_error(error, _NO_ANSWER)
+        if not answers:
+            raise fault
+        return answers
 
     async def evict(self, request: router_pb2.EvictRequest) -> list[router_pb2.MemberEvicted]:
         """Has the members of the mesh drop a tenant's blocks: one router tells them all. Raises PenstockError."""

@@ -23,7 +23,7 @@ from penstock.gateway.request.work import (
     SampledToken,
 )
 from penstock.kv.hint import ReturnHint
-from penstock.runtime.drafts import DraftAccount
+from penstock.runtime.drafts import DraftAccount, proposer_name
 from penstock.v1 import common_pb2, decode_pb2, prefill_pb2, router_pb2
 
 _PROMPT_KEY = bytes([common_pb2.Request.PROMPT_IDS_FIELD_NUMBER << 3 | 2])
@@ -169,6 +169,7 @@ def sampling_message(sampling: Sampling, max_tokens: int, seed: int) -> common_p
         ignore_eos=sampling.ignore_eos,
         grammar=sampling.grammar,
         no_drafts=not sampling.drafts,
+        proposers=sampling.proposers,
         banned_token_ids=sampling.banned_token_ids,
         bad_words=[word.lstrip() for word in sampling.bad_words],  # who thinks in tokens writes a space first
     )
@@ -242,7 +243,8 @@ def _reasons(message: router_pb2.PlanReasons) -> Reasons:
 
 def _token(message: common_pb2.Token) -> SampledToken:
     logprob = message.logprob if message.HasField("logprob") else None
-    return SampledToken(message.index, message.id, logprob, [(top.id, top.logprob) for top in message.top])
+    proposer = proposer_name(message.proposer) if message.HasField("proposer") else None
+    return SampledToken(message.index, message.id, logprob, [(top.id, top.logprob) for top in message.top], proposer)
 
 
 def _use(message: common_pb2.CacheUse) -> PromptUse:

@@ -42,6 +42,8 @@ class Sampling:
     """llguidance's JSON form: the answer is a text of this grammar. Empty: any text."""
     drafts: bool = True
     """False: it is decoded token by token."""
+    proposers: bool = False
+    """The client is told of each token whose draft it was."""
 
     def check(self, max_tokens_field: str = "max_tokens") -> None:
         """Raises InvalidRequest naming the field that is out of bounds."""

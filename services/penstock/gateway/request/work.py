@@ -123,6 +123,8 @@ class SampledToken(msgspec.Struct, frozen=True, gc=False):
     logprob: float | None = None
     top: Sequence[tuple[int, float]] = ()
     """(token, logprob), most probable first."""
+    proposer: str | None = None
+    """Whose draft it was; empty: nobody's; None: nobody asks."""
 
 
 @dataclass(frozen=True, slots=True)

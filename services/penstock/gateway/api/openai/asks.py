@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from penstock.chat.messages import Call, Message
 from penstock.errors import InvalidRequest
-from penstock.gateway.api.extension import CacheControl, Extension, keeps_of
+from penstock.gateway.api.extension import CacheControl, OpenAIExtension, keeps_of
 from penstock.gateway.api.nodes import Nodes
 from penstock.gateway.api.openai.bodies import (
     ChatBody,
@@ -82,7 +82,7 @@ def _ask(
     max_tokens: int | None,
     max_tokens_field: str = "max_tokens",
 ) -> Ask:
-    extension = body.penstock or Extension()
+    extension = body.penstock or OpenAIExtension()
     sampling = Sampling(
         max_tokens=max_tokens,
         min_tokens=_or(body.min_tokens, 0),
@@ -100,6 +100,7 @@ def _ask(
         ignore_eos=bool(body.ignore_eos),
         bad_words=tuple(body.bad_words or ()),
         drafts=extension.drafts is not False,
+        proposers=bool(extension.proposers),
     )
     stops = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     if body.stream_options is not None and not body.stream:

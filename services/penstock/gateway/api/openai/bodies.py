@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Raw
 
-from penstock.gateway.api.extension import CacheControl, Extension, SessionBody
+from penstock.gateway.api.extension import CacheControl, OpenAIExtension, SessionBody
 from penstock.gateway.api.fields import ABSENT, accepted, honoured, refused
 from penstock.gateway.api.openai.foreign import THINKING, ForeignFields
 from penstock.gateway.api.reader import BodyReader
@@ -50,7 +50,7 @@ class _Generation(ForeignFields, kw_only=True):
     return_token_ids: Annotated[bool | None, honoured("every choice has its token ids")] = None
     n: int | None = None
     prompt_cache_key: Annotated[str | None, honoured("names the session, like the header x-session-affinity")] = None
-    penstock: Annotated[Extension | None, honoured("see docs/design/retention.md")] = None
+    penstock: Annotated[OpenAIExtension | None, honoured("see docs/design/retention.md")] = None
     user: Annotated[Raw, accepted("a name for the client's own use")] = ABSENT
     response_format: Annotated[Raw, honoured("text, json_object or json_schema; see structured-output.md")] = ABSENT
 

@@ -99,6 +99,7 @@ class _Shape:
         self._logprobs = ask.sampling.logprobs is not None
         self._include_usage = ask.include_usage
         self._token_ids = ask.return_token_ids
+        self._proposers = ask.sampling.proposers
         self._begun: set[int] = set()
         self._templates: dict[int, bytes] = {}
         """For each choice that has begun: a chunk that adds a text to it and nothing else."""
@@ -116,8 +117,13 @@ class _Shape:
     def _begin(self, choice: int, chunk: Json) -> None:
         """`choice` has begun; `chunk` adds HOLE to it."""
         self._begun.add(choice)
-        if not self._logprobs and not self._token_ids:
+        if not self._logprobs and not self._token_ids and not self._proposers:
             self._templates[choice] = template(STYLE.written([chunk]))
+
+    def _told(self, delta: Delta) -> Json:
+        """What a client has asked to be told of every counted token."""
+        told: Json = {"token_ids": delta.token_ids} if self._token_ids else {}
+        return told | {"proposers": [one or None for one in delta.proposers]} if self._proposers else told
 
     def end(self, usage: Usage) -> list[Json]:
         """The chunk that holds the usage, and no choices, for clients that ask for it."""
@@ -154,12 +160,11 @@ class ChatShape(_Shape):
             gained["content"] = delta.content
         if delta.calls:
             gained["tool_calls"] = [_call_chunk(call.index, call.id, call.name, call.arguments) for call in delta.calls]
-        if gained or delta.logprobs or delta.token_ids:
+        if gained or delta.logprobs or delta.token_ids or delta.proposers:
             logprobs = _chat_logprobs(delta.logprobs) if self._logprobs else None
             chunk = self._chunk(delta.choice, gained, logprobs, None)
             chunks.append(chunk)
-            if self._token_ids:
-                chunk["choices"][0]["token_ids"] = delta.token_ids
+            chunk["choices"][0] |= self._told(delta)
         if delta.finish:
             chunks.append(self._chunk(delta.choice, {}, None, delta.finish))
         return chunks
@@ -179,7 +184,7 @@ class ChatShape(_Shape):
             ]
         logprobs = _chat_logprobs(delta.logprobs) if self._logprobs else None
         choice = {"index": delta.choice, "message": message, "logprobs": logprobs, "finish_reason": delta.finish}
-        return choice | {"token_ids": delta.token_ids} if self._token_ids else choice
+        return choice | self._told(delta)
 
     def _chunk(self, choice: int, gained: Json, logprobs: Json | None, finish: str | None) -> Json:
         found = {"index": choice, "delta": gained, "logprobs": logprobs, "finish_reason": finish}
@@ -212,7 +217,7 @@ class CompletionShape(_Shape):
     def _choice(self, delta: Delta) -> Json:
         logprobs = _legacy_logprobs(delta.logprobs) if self._logprobs else None
         choice = {"index": delta.choice, "text": delta.content, "logprobs": logprobs, "finish_reason": delta.finish}
-        return choice | {"token_ids": delta.token_ids} if self._token_ids else choice
+        return choice | self._told(delta)
 
 
 def _call_chunk(index: int, id: str, name: str, arguments: str) -> Json:

@@ -1,4 +1,4 @@
-"""What a router says of the mesh, as plain figures: for `penstock ctl top` and its JSON."""
+"""What a router says of the mesh, as plain figures; docs/operating.md describes the fields of their JSON."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from penstock.cli.asking import role_of, state_of
 from penstock.v1 import common_pb2, router_pb2
 
 SOURCES = ("computed", "worker", "gpu", "host", "nvme", "remote")
@@ -15,6 +14,20 @@ SOURCES = ("computed", "worker", "gpu", "host", "nvme", "remote")
 _WINDOW_S = 60.0
 
 Json = dict[str, Any]
+
+
+def role_of(member: router_pb2.JoinedMember | router_pb2.MemberEvicted) -> str:
+    """Its role, as people write it."""
+    return router_pb2.Role.Name(member.role).removeprefix("ROLE_").lower()
+
+
+def state_of(member: router_pb2.JoinedMember) -> str:
+    """What it does with new work."""
+    if member.silent:
+        return "silent"
+    if member.draining:
+        return "draining" if member.running + member.waiting else "drained"
+    return "ready"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

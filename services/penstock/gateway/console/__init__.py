@@ -1,0 +1,1 @@
+"""The operator's console: the files of its page, which `door/console.py` serves."""
