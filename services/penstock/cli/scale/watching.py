@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from penstock.cli.asking import members, of_first, role_of, state_of
+from penstock.cli.asking import members, of_first
 from penstock.cli.scale.actuators.base import Actuator, WorkerPlace
 from penstock.cli.scale.actuators.local import StorePlace
 from penstock.cli.scale.config import ScaleConfig
@@ -17,6 +17,7 @@ from penstock.cli.scale.state import ROLES, WorkerSeen, WorkRole
 from penstock.cli.scale.web import NoAnswer, call
 from penstock.engine.fit import LinearFit
 from penstock.errors import Refused
+from penstock.rpc.shown.figures import role_of, state_of
 from penstock.v1 import router_pb2
 
 _RATE, _STEP_S, _SEQUENCE_S = 2000.0, 0.02, 0.02 / 32
