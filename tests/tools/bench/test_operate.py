@@ -10,6 +10,7 @@ from tests.tools.load.support import failed, record
 from penstock.bench.harness import BenchReport, figure
 from penstock.bench.measured.document import section
 from penstock.bench.operate import measure
+from penstock.bench.operate.images import image_figures, sizes_figures
 from penstock.bench.operate.load import lateness_figures
 from penstock.runtime.config import ConfigError
 
@@ -26,6 +27,19 @@ def test_lateness_is_told_in_milliseconds_and_beside_the_latency() -> None:
 def test_a_round_without_an_answer_is_no_figure() -> None:
     with pytest.raises(RuntimeError, match="not answered at all"):
         lateness_figures([[record()], [failed()]])
+
+
+def test_an_image_is_beside_its_limit() -> None:
+    light, worker = sizes_figures({"image_mb_light": 251.0, "image_mb_worker": 900.5})
+    assert (light.value, light.goal, light.met) == (251.0, 250.0, False)
+    assert (worker.value, worker.met) == (900.5, True)
+
+
+async def test_without_a_container_engine_there_are_no_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    found = await image_figures(True)
+    assert [one.id for one in found] == ["image_mb_light", "image_mb_worker"]
+    assert all(one.value is None and one.against.startswith("not tried: ") for one in found)
 
 
 async def test_parts_are_chosen_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -274,12 +274,13 @@ def scale(
 
 @app.command
 def operate(options: Options = None, *, part: list[str] | None = None) -> None:
-    """What operators ask of a mesh beside its speed: how late the client of `penstock load` sends.
+    """What operators ask of a mesh beside its speed: how late the client of `penstock load` sends, what a batch takes
+    from live requests, what the planner saves, what axe finds in the console, how large the images are.
 
     Parameters
     ----------
     part:
-        Only these. Default: all.
+        Only these: load, batch, planner, console, images. Default: all.
     """
     import uvloop
 
