@@ -87,5 +87,5 @@ async def check_metrics(there: Mapping[str, Pod], addresses: Mapping[str, str]) 
     assert "\npenstock_requests_live " in texts["gateway"]
     for worker in ("prefill", "decode"):
         assert "\npenstock_queue_seconds " in texts[worker]
-        assert "\nvllm:kv_cache_usage_perc " in texts[worker]
+        assert "\nvllm:kv_cache_usage_perc{" in texts[worker]
     assert len(texts) == 5

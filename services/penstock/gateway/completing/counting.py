@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from math import inf
 from typing import Literal
 
@@ -75,7 +76,7 @@ def _count_drafts(usage: Usage, metrics: ModelMetrics) -> None:
 
 
 def _count_moves(attempts: Sequence[TriedPlan], metrics: ModelMetrics) -> None:
-    for trial, following in zip(attempts, [*attempts[1:], None], strict=True):
+    for trial, following in zip_longest(attempts, attempts[1:]):
         if trial.lost is None:
             continue
         metrics.lost(trial.lost.stage, "silent" if trial.lost.silent else trial.lost.reason).inc()
