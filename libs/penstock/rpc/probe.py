@@ -7,9 +7,10 @@ is about the service as a whole; `penstock.live` asks whether it works at all (s
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import grpc
-from grpc_health.v1 import health_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 _LIMIT_S = 3.0
 _USAGE = "usage: python -m penstock.rpc.probe HOST:PORT [NAME]"
@@ -19,13 +20,9 @@ def ailment(address: str, name: str = "") -> str:
     """Why the service at `address` ("host:port") takes no requests; empty if it does."""
     options = (("grpc.enable_http_proxy", 0),)  # a service of this host or its mesh is not behind one
     with grpc.insecure_channel(address, options) as channel:
-        check = channel.unary_unary(
-            "/grpc.health.v1.Health/Check",
-            request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
-            response_deserializer=health_pb2.HealthCheckResponse.FromString,
-        )
+        stub: Any = health_pb2_grpc.HealthStub(channel)
         try:
-            status = check(health_pb2.HealthCheckRequest(service=name), timeout=_LIMIT_S).status
+            status = stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=_LIMIT_S).status
         except grpc.RpcError as error:
             return f"{address}: {error.code().name}: {error.details()}"
     if status == health_pb2.HealthCheckResponse.SERVING:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from enum import Enum
+from typing import Any
 
 import grpc
-from grpc_health.v1 import health_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from penstock.rpc.channels import open_channels
 from penstock.rpc.server import LIVE
@@ -57,13 +58,9 @@ async def stuck(address: str, bound_s: float) -> None:
 
 
 async def _pulse(channel: grpc.aio.Channel, timeout_s: float) -> Pulse:
-    check = channel.unary_unary(
-        "/grpc.health.v1.Health/Check",
-        request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
-        response_deserializer=health_pb2.HealthCheckResponse.FromString,
-    )
+    stub: Any = health_pb2_grpc.HealthStub(channel)
     try:
-        answer = await check(health_pb2.HealthCheckRequest(service=LIVE), timeout=timeout_s, wait_for_ready=True)
+        answer = await stub.Check(health_pb2.HealthCheckRequest(service=LIVE), timeout=timeout_s, wait_for_ready=True)
     except grpc.aio.AioRpcError as error:
         return Pulse.NONE if error.code() in _SILENCE else Pulse.WELL
     return Pulse.STUCK if answer.status == _STUCK else Pulse.WELL
