@@ -41,10 +41,10 @@ class Gathered:
     def add(self, readings: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
         """One more reading of each; those that were not there before begin with what they have."""
         for name, reading in readings.items():
-            last = self._last.get(name)
-            for figure, value in reading.items() if last is not None else ():
-                before = last.get(figure, 0.0) if last is not None else 0.0
-                self.total[figure] = self.total.get(figure, 0.0) + (value - before if value >= before else value)
+            if (last := self._last.get(name)) is not None:
+                for figure, value in reading.items():
+                    before = last.get(figure, 0.0)
+                    self.total[figure] = self.total.get(figure, 0.0) + (value - before if value >= before else value)
             self._last[name] = reading
         return dict(self.total)
 

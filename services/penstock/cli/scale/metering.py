@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from penstock.cli.scale.needs import WorkerPace
-from penstock.cli.scale.state import MeshSeen, WorkerSeen, WorkRole
+from penstock.cli.scale.state import MeshNow, MeshSeen
 
 _HALF_LIFE_S = 60.0
 """Of what is believed of the length of prompts and answers."""
@@ -15,10 +13,9 @@ _ENOUGH = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeshCounts:
+class MeshCounts(MeshNow):
     """One reading of a mesh. Counts only grow; what members had that have gone is kept."""
 
-    at: float
     arrived: float
     """Requests."""
     computed_tokens: float
@@ -29,15 +26,6 @@ class MeshCounts:
     """Of prompts, at workers."""
     held: float
     """Requests that the router holds back."""
-    sequences: float
-    kv_used: float
-    pace: WorkerPace
-    workers: Sequence[WorkerSeen]
-    starting: Mapping[WorkRole, int]
-    judged: int = 0
-    ttft_met: float = 1.0
-    itl_met: float = 1.0
-    can_add: bool = True
 
 
 class _Length:

@@ -54,17 +54,10 @@ class WorkerSeen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeshSeen:
-    """One look at a mesh. Rates are those since the look before."""
+class MeshNow:
+    """What a mesh is at one look, whatever it was before."""
 
     at: float
-    requests_per_s: float
-    prompt_tokens_per_s: float
-    """To be computed, those that wait among them."""
-    answer_tokens_per_s: float
-    """That those requests will have, if they are like those before them."""
-    backlog_tokens: float
-    """Of prompts, to be computed before anything new."""
     sequences: float
     """Answers that run and wait on decode workers."""
     kv_used: float
@@ -79,6 +72,19 @@ class MeshSeen:
     itl_met: float = 1.0
     can_add: bool = True
     """The actuator works."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshSeen(MeshNow):
+    """One look at a mesh. Rates are those since the look before."""
+
+    requests_per_s: float
+    prompt_tokens_per_s: float
+    """To be computed, those that wait among them."""
+    answer_tokens_per_s: float
+    """That those requests will have, if they are like those before them."""
+    backlog_tokens: float
+    """Of prompts, to be computed before anything new."""
 
     def having(self, role: WorkRole) -> list[WorkerSeen]:
         """Those of a role that get new work."""
