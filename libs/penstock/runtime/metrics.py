@@ -471,34 +471,3 @@ class DraftMetrics(StoringMetrics):
         self.registry.register(FigureCollector("", read, self.FIGURES))
         what = "Tokens that were told, by where their KV came from"
         self.registry.register(LabelCollector("penstock_draft_told_tokens", what, "source", told))
-
-
-class PickerMetrics(Metrics):
-    """What the endpoint picker tells Envoy."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.picks = self._counter("penstock_picks", "Requests placed at a gateway, or why not", "outcome")
-        self.served = self._counter(
-            "penstock_picks_served", "Requests that the picked gateway served, or another, where Envoy says so", "by"
-        )
-
-
-class ScaleMetrics(Metrics):
-    """What `penstock scale` decides, and what comes of it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.decisions = self._counter(
-            "penstock_scale_decisions", "Actions that were decided on, those of a dry run too", "kind", "role"
-        )
-        self.failures = self._counter("penstock_scale_failures", "Actions that could not be done", "kind")
-        self.wanted = self._gauge("penstock_scale_wanted_workers", "Workers that the load needs", "role")
-        self.present = self._gauge("penstock_scale_workers", "Workers that get new work", "role")
-        self.starting = self._gauge("penstock_scale_starting_workers", "Workers that were ordered", "role")
-        self.met = self._gauge(
-            "penstock_scale_targets_met", "Share of the last minute's requests, or tokens, within a target", "target"
-        )
-        self.blind = self._gauge(
-            "penstock_scale_blind_seconds", "Since the mesh was last seen; nothing is decided meanwhile"
-        )

@@ -13,11 +13,11 @@ from penstock.errors import InvalidRequest, PenstockError, RateLimited, Unavaila
 from penstock.picker import envoy
 from penstock.picker.config import PickerConfig
 from penstock.picker.looking import Lookout, MeshSight
+from penstock.picker.metrics import PickerMetrics
 from penstock.picker.picking import order
 from penstock.rpc.channels import open_channels
 from penstock.rpc.server import RpcServer, serve
 from penstock.rpc.sessions import SESSION_HEADERS
-from penstock.runtime.metrics import PickerMetrics
 from penstock.runtime.tasks import beside
 from penstock.v1 import ext_proc_pb2, ext_proc_pb2_grpc
 

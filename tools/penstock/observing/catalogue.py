@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 from prometheus_client.registry import CollectorRegistry
 
+from penstock.cli.scale.metrics import ScaleMetrics
+from penstock.picker.metrics import PickerMetrics
 from penstock.runtime.drafts import DraftAccount
 from penstock.runtime.figures import GPU, STORE
 from penstock.runtime.metrics import (
     DraftMetrics,
     GatewayMetrics,
     PartitionFigures,
-    PickerMetrics,
     RouterMetrics,
-    ScaleMetrics,
     StoreMetrics,
     WorkerMetrics,
 )

@@ -9,10 +9,10 @@ import structlog
 
 from penstock.cli.asking import CALL_S, of_first
 from penstock.cli.scale.actuators.base import Actuator, ActuatorFailed, WorkerPlace
+from penstock.cli.scale.metrics import ScaleMetrics
 from penstock.cli.scale.state import ROLES, ScaleAction, WorkerSeen, WorkRole
 from penstock.errors import NotFound, PenstockError
 from penstock.runtime.config import HostPort
-from penstock.runtime.metrics import ScaleMetrics
 from penstock.v1 import router_pb2, router_pb2_grpc
 
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 5.0, 300.0

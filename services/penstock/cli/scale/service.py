@@ -19,10 +19,10 @@ from penstock.cli.scale.actuators.webhook import WebhookActuator, WebhookTarget
 from penstock.cli.scale.config import ScaleConfig
 from penstock.cli.scale.decision import decide
 from penstock.cli.scale.metering import LoadMeter
+from penstock.cli.scale.metrics import ScaleMetrics
 from penstock.cli.scale.state import ROLES, MeshSeen, ScaleDecision, ScaleMemory
 from penstock.cli.scale.watching import MeshWatch
 from penstock.errors import PenstockError
-from penstock.runtime.metrics import ScaleMetrics
 from penstock.runtime.service import service_main
 from penstock.runtime.tasks import beside
 
