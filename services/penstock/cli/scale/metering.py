@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from penstock.cli.scale.state import MeshNow, MeshSeen
 
-_HALF_LIFE_S = 60.0
-"""Of what is believed of the length of prompts and answers."""
+_HALF_LIFE_S, _HALF_LIFE = 60.0, 200.0
+"""Of what is believed of the length of prompts and answers, in seconds and in requests, whichever is sooner: what many
+have said since counts for more than what was."""
 _ENOUGH = 3.0
 """Requests that say something of the length of others."""
 
@@ -38,7 +39,7 @@ class _Length:
 
     def add(self, tokens: float, requests: float, seconds: float) -> None:
         """So many were seen within so many seconds; a request's tokens may be seen a little before it or after it."""
-        kept = 0.5 ** (seconds / _HALF_LIFE_S)
+        kept = 0.5 ** max(seconds / _HALF_LIFE_S, requests / _HALF_LIFE)
         self._tokens = self._tokens * kept + max(0.0, tokens)
         self._requests = self._requests * kept + max(0.0, requests)
         if self._requests >= _ENOUGH or (not self.mean and self._requests > 0):

@@ -41,6 +41,17 @@ def test_answers_are_expected_to_be_as_long_as_those_before() -> None:
     assert seen is not None and seen.answer_tokens_per_s == pytest.approx(300.0)
 
 
+def test_a_length_that_has_changed_is_known_after_some_hundred_requests() -> None:
+    """However little time has passed."""
+    meter = LoadMeter()
+    meter.look(counts(0))
+    tokens = 0
+    for at in range(1, 21):
+        tokens += 80 * (100 if at <= 10 else 8)
+        seen = meter.look(counts(at, arrived=80 * at, answer_tokens=tokens))
+    assert seen is not None and seen.answer_tokens_per_s < 80 * 16
+
+
 def test_a_count_that_seems_to_shrink_is_no_load() -> None:
     """As that of requests which have come does, when one of those that were held back is refused."""
     meter = LoadMeter()
