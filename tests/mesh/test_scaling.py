@@ -29,7 +29,7 @@ QUICK = {"every_s": 0.25, "start_s": 1.0, "down_after_s": 1.5, "flip_after_s": 0
 
 @pytest.fixture
 async def mesh(tiny, meshes):
-    async with meshes(MeshSetup(model=tiny, decode=1, engine={"max_running": PLACES})) as mesh:
+    async with meshes(MeshSetup(model=tiny, decode=1, engine={"max_running": PLACES, "draft_tokens": 0})) as mesh:
         yield mesh
 
 
@@ -79,7 +79,7 @@ async def test_load_adds_a_worker_and_idleness_takes_it_away_while_requests_run(
         router=(mesh.router.address,),
         actuator="local",
         model=str(tiny),
-        engine=EngineSettings(kv_pool_tokens=8192, threads=1, max_running=PLACES),
+        engine=EngineSettings(kv_pool_tokens=8192, threads=1, max_running=PLACES, draft_tokens=0),
         itl_p90_ms=5000,
         ttft_p90_ms=60_000,
         max_prefill=1,
@@ -110,7 +110,7 @@ def decided(planner, kind: str, role: str) -> float:
 
 async def test_a_worker_changes_its_role_first(tiny, meshes, oracle, http):
     """Three prefill workers idle beside one that decodes; no actuator."""
-    async with meshes(MeshSetup(model=tiny, prefill=3, decode=1, engine={"max_running": PLACES})) as mesh:
+    async with meshes(MeshSetup(model=tiny, prefill=3, decode=1, engine={"max_running": PLACES, "draft_tokens": 0})) as mesh:
         config = ScaleConfig(router=(mesh.router.address,), itl_p90_ms=5000, ttft_p90_ms=60_000, **QUICK)
         async with open_scale(config):
             traffic = Traffic(http, mesh, 2 * PLACES + 1, LONG)
@@ -122,7 +122,7 @@ async def test_a_worker_changes_its_role_first(tiny, meshes, oracle, http):
 
 async def test_a_dry_run_says_what_it_would_do_and_does_nothing(tiny, meshes, http):
     """The command itself, as a process."""
-    async with meshes(MeshSetup(model=tiny, prefill=3, decode=1, engine={"max_running": PLACES})) as mesh:
+    async with meshes(MeshSetup(model=tiny, prefill=3, decode=1, engine={"max_running": PLACES, "draft_tokens": 0})) as mesh:
         command = (sys.executable, "-m", "penstock.cli", "scale", "--router", mesh.router.address, "--dry-run")
         settings = [word for name, value in QUICK.items() for word in (f"--{name.replace('_', '-')}", str(value))]
         process = await asyncio.create_subprocess_exec(
