@@ -110,7 +110,8 @@ def decided(planner, kind: str, role: str) -> float:
 
 async def test_a_worker_changes_its_role_first(tiny, meshes, oracle, http):
     """Three prefill workers idle beside one that decodes; no actuator."""
-    async with meshes(MeshSetup(model=tiny, prefill=3, decode=1, engine={"max_running": PLACES, "draft_tokens": 0})) as mesh:
+    setup = MeshSetup(model=tiny, prefill=3, decode=1, engine={"max_running": PLACES, "draft_tokens": 0})
+    async with meshes(setup) as mesh:
         config = ScaleConfig(router=(mesh.router.address,), itl_p90_ms=5000, ttft_p90_ms=60_000, **QUICK)
         async with open_scale(config):
             traffic = Traffic(http, mesh, 2 * PLACES + 1, LONG)
@@ -122,7 +123,8 @@ async def test_a_worker_changes_its_role_first(tiny, meshes, oracle, http):
 
 async def test_a_dry_run_says_what_it_would_do_and_does_nothing(tiny, meshes, http):
     """The command itself, as a process."""
-    async with meshes(MeshSetup(model=tiny, prefill=3, decode=1, engine={"max_running": PLACES, "draft_tokens": 0})) as mesh:
+    setup = MeshSetup(model=tiny, prefill=3, decode=1, engine={"max_running": PLACES, "draft_tokens": 0})
+    async with meshes(setup) as mesh:
         command = (sys.executable, "-m", "penstock.cli", "scale", "--router", mesh.router.address, "--dry-run")
         settings = [word for name, value in QUICK.items() for word in (f"--{name.replace('_', '-')}", str(value))]
         process = await asyncio.create_subprocess_exec(
