@@ -22,7 +22,13 @@ def steps(directory, device, dtype):
     runner = Runner(inspect(directory), EngineConfig(model=directory, dtype=dtype, device=device, kv_pool_tokens=640))
     tokens = torch.randint(0, 256, (203,), generator=torch.Generator().manual_seed(5)).tolist()
     seen, compute = [], runner.logits
-    runner.logits = lambda order: seen.append(compute(order)) or seen[-1]
+
+    def watched(order, features):
+        logits = compute(order, features)
+        seen.append(logits.clone())  # a captured step writes its logits where the one before it did
+        return logits
+
+    runner.logits = watched
     params = SamplingParams(max_tokens=1, temperature=0.0)
     for start in range(0, 200, 64):
         choice = Choice(params, frozenset(), tokens[:200], 200)

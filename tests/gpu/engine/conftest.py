@@ -1,4 +1,4 @@
-"""These tests need a CUDA device that torch can reach; elsewhere they are skipped. None has been run on one yet."""
+"""These tests need a CUDA device that torch can reach; elsewhere they are skipped."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def runner_of(**fields) -> Runner:
 
 @pytest.fixture(scope="module")
 def exact():
-    return all_logits(runner_of(kernels=False), 250)
+    return all_logits(runner_of(dtype="float32", kernels=False), 250)
 
 
 @pytest.mark.parametrize("step", [5, 250])

@@ -53,7 +53,9 @@ def all_logits(model: Runner, step: int) -> torch.Tensor:
     for number in range(POSITIONS // 500):
         tokens = text(500, number)
         rows += [
-            model.logits([run(tokens, start, min(step, 500 - start), 1 + 40 * number)]) for start in range(0, 500, step)
+            # a captured step writes its logits where the one before it did
+            model.logits([run(tokens, start, min(step, 500 - start), 1 + 40 * number)]).clone()
+            for start in range(0, 500, step)
         ]
     return torch.cat(rows)
 

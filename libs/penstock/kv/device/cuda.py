@@ -8,8 +8,8 @@ from and to in the background; other host memory goes through buffers of the dri
 host memory is free again, so both are right and only the former is fast. A copy must not touch registered and
 unregistered memory at once: register an arena whole, or not at all.
 
-The tests run this file against a stand-in for cupy's runtime; on a real device it is tests/gpu that runs it, and
-those have not been run yet.
+The tests run this file against a stand-in for cupy's runtime; on a real device it is tests/gpu/kv that runs it, as it
+did on an H100.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from penstock.kv.device.memory import Copy, DeviceFault, DeviceInfo, NoDevice, check_copy, check_range
+from penstock.kv.device.memory import HANDLE_BYTES, Copy, DeviceFault, DeviceInfo, NoDevice, check_copy, check_range
 
 _NOT_READY = 600
 _HARMLESS = frozenset([1, 2, 101, 201, 205, 208, 210, 217, 304, 400, 711, 712, 713, 800, 801])
@@ -92,10 +92,12 @@ class CudaDevice:
         return CudaArena(self, size)
 
     def open(self, handle: bytes, size: int) -> OpenedCuda:
-        """Maps the arena behind an IPC handle until its last view is gone. Raises DeviceFault.
+        """Maps the arena behind an IPC handle until its last view is gone. Raises DeviceFault and ValueError.
 
         Another process must have made the handle: CUDA does not open its own.
         """
+        if len(handle) != HANDLE_BYTES:
+            raise ValueError(f"handle: {len(handle)} bytes; must be {HANDLE_BYTES}")
         with self.current():
             pointer = int(self.runtime.ipcOpenMemHandle(bytes(handle)))
         return OpenedCuda(_Mapping(self, pointer, size, self.runtime.ipcCloseMemHandle))

@@ -6,7 +6,7 @@ workers put into host memory, and the mover copies up what is worth it. A block 
 from either; one that is only here is brought back for clients that can't read it here.
 
 A device that is lost, or fails again and again, turns the tier off: its blocks are gone, and the store goes on without
-it. The logic has run on a twin of a device only; see tests/gpu for what is to be run on a real one.
+it. The tests run the logic on a twin of a device, and tests/gpu/kv runs it on a real one.
 """
 
 from __future__ import annotations
