@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -36,6 +38,7 @@ def train(
     out: Path | None = None,
     save_every: float = 120.0,
     sitting: float | None = None,
+    start: Path | None = None,
     measure: bool = False,
 ) -> None:
     """Train the pair of a preset, resuming where an earlier run stopped; shows a bar on a terminal, else lines.
@@ -53,11 +56,15 @@ def train(
         out: where the finished model directories go; the run's folder unless told.
         save_every: seconds between checkpoints.
         sitting: minutes after which to save and stop; the next run goes on from there.
+        start: a model directory that one step, `only`, goes on from: for a tenth of its tokens, at a lower rate. A
+            draft's target is the one in `runs`.
         measure: train nothing; print how fast each step is, beside a plain loop over padded rows, and its parts' times.
     """
     prepare(threads)
     if measure:
         return _measure(preset, only)
+    if start is not None and only is None:
+        sys.exit("start: one step goes on from it; name it with --only")
     from rich.console import Console
 
     from .display import display
@@ -65,7 +72,7 @@ def train(
     from .presets import PRESETS
 
     steps = STEPS if only is None else (only,)
-    with display(Console(stderr=True)) as reporter:
+    with display(Console(stderr=True)) as reporter, _told(FileNotFoundError):
         train_pair(
             PRESETS[preset],
             runs / preset,
@@ -74,8 +81,18 @@ def train(
             minutes=minutes,
             save_every=save_every,
             sitting=sitting,
+            start=start,
             reporter=reporter,
         )
+
+
+@contextmanager
+def _told(error: type[Exception]) -> Iterator[None]:
+    """Ends the process with what such an error says."""
+    try:
+        yield
+    except error as reason:
+        sys.exit(str(reason))
 
 
 @app.command
@@ -84,8 +101,10 @@ def trial(
     preset: str = "mini",
     runs: Path = Path("runs/trials"),
     minutes: float = 10.0,
+    tokens: int | None = None,
     count: int = 40,
     threads: int | None = None,
+    processes: int | None = None,
 ) -> None:
     """Train for some minutes with one thing changed, and print a row for each change.
 
@@ -94,8 +113,10 @@ def trial(
         preset: whose plan is changed.
         runs: where checkpoints are kept; a trial that has finished there is only measured.
         minutes: of computing for each: what other work on the machine takes is not counted.
+        tokens: for each, in place of minutes.
         count: held-out sessions of each kind.
         threads: CPU threads.
+        processes: draw the documents; one for each core but one, where a GPU computes.
     """
     prepare(threads)
     from rich.console import Console
@@ -110,7 +131,14 @@ def trial(
     with display(Console(stderr=True)) as reporter:
         for name in names or TRIALS:
             row = run_trial(
-                PRESETS[preset], name, minutes=minutes, folder=runs / preset, count=count, reporter=reporter
+                PRESETS[preset],
+                name,
+                minutes=None if tokens else minutes,
+                tokens=tokens or 10**12,
+                folder=runs / preset,
+                count=count,
+                reporter=reporter,
+                processes=processes,
             )
             print(row, flush=True)
 

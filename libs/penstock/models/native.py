@@ -27,6 +27,8 @@ from penstock.engine.kernels.cpu.build import instruction_sets
 from penstock.runtime.caches import cache_directory
 from penstock.runtime.private import locked
 
+from .cuda import CudaKernels
+from .data import Spans
 from .net import NetShape, Norm, rotary
 from .packed import Kernels, TorchKernels
 
@@ -38,11 +40,13 @@ _FUNCTIONS = ("attention", "attention_back", "norm", "norm_back", "gate", "gate_
 
 def kernels_for(shape: NetShape, device: torch.device) -> Kernels:
     """The fastest kernels for a network: compiled ones if they fit it and can be had, else those of torch."""
-    fast = device.type == "cuda" or torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+    if device.type == "cuda":
+        return CudaKernels()
+    fast = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
     fits = (
         shape.head == 64 and shape.heads == shape.kv_heads and not (shape.width | shape.inner | shape.vocabulary) % 16
     )
-    if device.type == "cpu" and fits and (found := library()) is not None:
+    if fits and (found := library()) is not None:
         return NativeKernels(found)
     return TorchKernels(torch.bfloat16 if fast else torch.float32)
 
@@ -104,7 +108,7 @@ def difference(kernels: NativeKernels) -> float:
     found: list[tuple[Tensor, Tensor]] = []
     for given, dtype in ((kernels, torch.bfloat16), (TorchKernels(torch.float32), torch.float32)):
         rows = qkv.to(dtype).detach().requires_grad_()
-        out = given.attention(rows, _LENGTHS, shape)
+        out = given.attention(rows, Spans.of(_LENGTHS), shape)
         out.backward(gradient.to(dtype))  # type: ignore[no-untyped-call]
         assert rows.grad is not None
         found.append((out.detach().float(), rows.grad.float()))
@@ -141,8 +145,8 @@ class NativeKernels:
         total, normed = _Norm.apply((self.library, norm.epsilon), x, change, norm.weight)  # type: ignore[no-untyped-call]
         return total, normed
 
-    def attention(self, qkv: Tensor, lengths: Sequence[int], shape: NetShape) -> Tensor:
-        out: Tensor = _Attention.apply(self.library, qkv, lengths, shape)  # type: ignore[no-untyped-call]
+    def attention(self, qkv: Tensor, spans: Spans, shape: NetShape) -> Tensor:
+        out: Tensor = _Attention.apply(self.library, qkv, spans, shape)  # type: ignore[no-untyped-call]
         return out
 
     def gate(self, both: Tensor) -> Tensor:
@@ -193,14 +197,13 @@ class _Norm(torch.autograd.Function):
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, library: ctypes.CDLL, qkv: Tensor, lengths: Sequence[int], shape: NetShape) -> Tensor:
-        counts = torch.tensor(lengths)
-        first = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
-        order = counts.argsort(descending=True)
-        cos, sin = rotary(shape, 0, max(lengths), qkv.device)
+    def forward(ctx: Any, library: ctypes.CDLL, qkv: Tensor, spans: Spans, shape: NetShape) -> Tensor:
+        first = spans.bounds.long()
+        order = first.diff().argsort(descending=True)
+        cos, sin = rotary(shape, 0, spans.longest, qkv.device)
         out = torch.empty(len(qkv), shape.heads * shape.head, dtype=torch.bfloat16)
         logs = torch.empty(shape.heads, len(qkv))
-        _call(library.penstock_attention, qkv, first, order, len(lengths), shape.heads, cos, sin, out, logs)
+        _call(library.penstock_attention, qkv, first, order, len(order), shape.heads, cos, sin, out, logs)
         ctx.library, ctx.heads = library, shape.heads
         ctx.save_for_backward(qkv, first, order, cos, sin, out, logs)
         return out

@@ -39,7 +39,6 @@ class Optimizer:
         self.dtype = dtype
         self.decay = decay
         self.betas = betas
-        self.steps = 0
         self.groups: dict[tuple[int, ...], list[tuple[str, nn.Parameter]]] = {}
         self.others: list[tuple[str, nn.Parameter]] = []
         for name, parameter in named:
@@ -51,12 +50,14 @@ class Optimizer:
             shape: torch.zeros(len(members), *shape, device=members[0][1].device)
             for shape, members in self.groups.items()
         }
+        self.steps = torch.zeros((), device=self.others[0][1].device)
         self.first = {name: torch.zeros_like(p) for name, p in self.others}
         self.second = {name: torch.zeros_like(p) for name, p in self.others}
 
     @torch.no_grad()
-    def step(self, rate: float) -> None:
-        """One update at learning rate `rate`, from the gradients in place; clears them."""
+    def step(self, rate: float | Tensor) -> None:
+        """One update at learning rate `rate`, from the gradients in place; clears them. A rate on a GPU, without
+        dimensions, lets the update be captured."""
         self.steps += 1
         for shape, members in self.groups.items():
             gradient = torch.stack([_gradient(p) for _, p in members])
@@ -65,7 +66,7 @@ class Optimizer:
             update = orthogonalise(gradient.lerp_(momentum, 0.95), self.dtype)
             scale = 0.2 * max(shape) ** 0.5
             for (_, parameter), change in zip(members, update, strict=True):
-                parameter.mul_(1 - rate * self.decay).add_(change, alpha=-rate * scale)
+                parameter.mul_(1 - rate * self.decay).sub_(change.mul_(rate * scale))
                 parameter.grad = None
         low, high = self.betas
         for name, parameter in self.others:
@@ -74,12 +75,16 @@ class Optimizer:
             first.lerp_(gradient, 1 - low)
             second.lerp_(gradient.square(), 1 - high)
             size = (second / (1 - high**self.steps)).sqrt_().add_(1e-8)
-            parameter.addcdiv_(first, size, value=-rate / (1 - low**self.steps))
+            parameter.sub_((first / size).mul_(rate / (1 - low**self.steps)))
             parameter.grad = None
+
+    def tensors(self) -> list[Tensor]:
+        """What steps change beside the parameters."""
+        return [self.steps, *self.momentum.values(), *self.first.values(), *self.second.values()]
 
     def state(self) -> dict[str, Tensor]:
         """Everything `restore` needs, as named tensors."""
-        tensors = {"steps": torch.tensor(self.steps)}
+        tensors = {"steps": self.steps}
         for shape, members in self.groups.items():
             for (name, _), momentum in zip(members, self.momentum[shape], strict=True):
                 tensors[f"momentum.{name}"] = momentum.clone()
@@ -90,7 +95,7 @@ class Optimizer:
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over what `state` returned."""
-        self.steps = int(tensors["steps"])
+        self.steps.fill_(tensors["steps"])
         for shape, members in self.groups.items():
             for i, (name, _) in enumerate(members):
                 self.momentum[shape][i] = tensors[f"momentum.{name}"]

@@ -22,7 +22,7 @@ from .induction import initialise
 from .net import Net
 from .optim import Optimizer
 from .presets import Preset, TrainingPlan
-from .train import PARTS, Progress, Stopwatch, Trainer, device, learn_tokenizer, rate_at
+from .train import Progress, Stopwatch, Trainer, device, learn_tokenizer, rate_at
 
 STEPS = ("seedling", "sapling", "pole", "target")
 _POINTS = (0.3, 0.6, 0.95)
@@ -42,7 +42,7 @@ class Pace:
         return self.tokens / sum(self.seconds.values())
 
     def __str__(self) -> str:
-        parts = "  ".join(f"{part} {1e6 * self.seconds[part] / self.tokens:.1f}" for part in PARTS)
+        parts = "  ".join(f"{part} {1e6 * seconds / self.tokens:.1f}" for part, seconds in self.seconds.items())
         return f"{self.rate:,.0f} tokens/s (microseconds a token: {parts})"
 
 
@@ -119,5 +119,5 @@ def _timed(trainer: PlainTrainer | Trainer, at: float, enough: Callable[[int], b
 
 
 def _sum(paces: Sequence[Pace]) -> Pace:
-    seconds = {part: sum(each.seconds[part] for each in paces) for part in PARTS}
+    seconds = {part: sum(each.seconds[part] for each in paces) for part in paces[0].seconds}
     return Pace(sum(each.tokens for each in paces), seconds)

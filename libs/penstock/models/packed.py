@@ -7,7 +7,6 @@ only those positions go on whose next token counts. What stands between the prod
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -15,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .data import PackedBatch
+from .data import PackedBatch, Spans
 from .net import Net, NetLayer, NetShape, Norm, rotary, rotate
 
 
@@ -28,7 +27,7 @@ class Kernels(Protocol):
         """`x` (rows, width), in float32, with `change` added; and the same normalised, for a product."""
         ...
 
-    def attention(self, qkv: Tensor, lengths: Sequence[int], shape: NetShape) -> Tensor:
+    def attention(self, qkv: Tensor, spans: Spans, shape: NetShape) -> Tensor:
         """Causal attention within each document: (rows, (heads + 2 kv_heads) * head) -> (rows, heads * head)."""
         ...
 
@@ -51,9 +50,9 @@ class TorchKernels:
         total = x if change is None else x + change
         return total, norm(total).to(self.dtype)
 
-    def attention(self, qkv: Tensor, lengths: Sequence[int], shape: NetShape) -> Tensor:
-        turn = rotary(shape, 0, max(lengths), qkv.device)
-        out = [self._attend(rows, turn, shape) for rows in torch.split(qkv, list(lengths))]
+    def attention(self, qkv: Tensor, spans: Spans, shape: NetShape) -> Tensor:
+        turn = rotary(shape, 0, spans.longest, qkv.device)
+        out = [self._attend(rows, turn, shape) for rows in torch.split(qkv, spans.lengths) if len(rows)]
         return torch.cat(out)
 
     @staticmethod
@@ -91,7 +90,7 @@ class PackedNet:
             attention, mlp = layer.self_attn, layer.mlp
             x, normed = kernels.norm(x, change, layer.input_layernorm)
             qkv = F.linear(normed, _joined(dtype, attention.q_proj, attention.k_proj, attention.v_proj))
-            attended = kernels.attention(qkv, batch.lengths, self.net.shape)
+            attended = kernels.attention(qkv, batch.spans, self.net.shape)
             if layer is layers[-1]:
                 x, attended = x.index_select(0, batch.keep), attended.index_select(0, batch.keep)
             change = F.linear(attended, _joined(dtype, attention.o_proj))

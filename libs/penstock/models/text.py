@@ -7,6 +7,7 @@ where that is installed.
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 from random import Random
@@ -15,16 +16,18 @@ from .render import PLAIN, Document
 from .words import WORDNET, held_out
 
 
-def reference() -> list[str]:
+@functools.cache
+def reference() -> tuple[str, ...]:
     """The Python language reference as paragraphs."""
     from pydoc_data import topics
 
     paragraphs = "\n\n".join(topics.topics[k] for k in sorted(topics.topics)).split("\n\n")
     cleaned = (re.sub(r"\s*\n\s*", " ", p).strip() for p in paragraphs)
-    return [p for p in cleaned if 60 < len(p) < 1200 and p[0].isalpha() and "::=" not in p and ">>>" not in p]
+    return tuple(p for p in cleaned if 60 < len(p) < 1200 and p[0].isalpha() and "::=" not in p and ">>>" not in p)
 
 
-def glosses(directory: Path = WORDNET) -> list[str]:
+@functools.cache
+def glosses(directory: Path = WORDNET) -> tuple[str, ...]:
     """WordNet's entries as sentences `word: gloss`; empty where it is not installed."""
     lines = []
     for part in ("noun", "verb", "adj"):
@@ -35,7 +38,7 @@ def glosses(directory: Path = WORDNET) -> list[str]:
                 if bar and line[0] != " ":
                     word = head.split()[4].partition("(")[0].replace("_", " ")
                     lines.append(f"{word}: {gloss.strip()}")
-    return lines
+    return tuple(lines)
 
 
 class Library:

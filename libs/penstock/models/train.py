@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from . import tokenizer as tokenizers_
+from .ahead import SharedStream
+from .captured import CapturedUpdate
 from .data import DocumentStream, PackedBatch, Source, TokenizedDocument, pack
 from .induction import initialise
 from .measure import exact, held_out_documents
@@ -58,7 +61,6 @@ class Progress:
 
 PIECE = 8192
 """Tokens that are computed at once, give or take a document."""
-PARTS = ("data", "forward", "backward", "optimizer")
 
 Loss = Callable[[PackedNet, PackedBatch], Tensor]  # the weighted sum over the tokens that count
 Report = Callable[[Progress, str], None]
@@ -69,7 +71,7 @@ def learn_tokenizer(preset: Preset, path: Path) -> Tokenizer:
     if path.exists():
         return Tokenizer.from_file(str(path))
     side, library = Side(evaluation=False), Library(evaluation=False)
-    kinds = [k for k in MAKERS if k not in ("long", "huge", "select")]
+    kinds = [k for k in MAKERS if k not in ("long", "huge", "vast", "select")]
 
     def texts() -> list[str]:
         out = []
@@ -123,6 +125,15 @@ def computing_clock(where: torch.device) -> Callable[[], float]:
     return lambda: time.process_time() / torch.get_num_threads()
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """A batch of a run, and where its stream stands after it."""
+
+    pieces: Sequence[PackedBatch]
+    tokens: int
+    drawn: int
+
+
 class Stopwatch:
     """The seconds that each part of the work took."""
 
@@ -137,7 +148,9 @@ class Stopwatch:
 
 
 class Trainer:
-    """One network on its way through a plan. `directory` holds its checkpoint and belongs to it alone."""
+    """One network on its way through a plan. `directory` holds its checkpoint and belongs to it alone. Documents are
+    drawn by so many `processes`: unless told, by this one beside a CPU's computing, and by one for each core but one
+    where a GPU computes."""
 
     def __init__(
         self,
@@ -148,6 +161,7 @@ class Trainer:
         loss: Loss = PackedNet.cross_entropy,
         start: Net | None = None,
         library: Source | None = None,
+        processes: int | None = None,
     ) -> None:
         self.plan = plan
         self.tokenizer = tokenizer
@@ -162,9 +176,14 @@ class Trainer:
         self.net.to(self.device)
         self.model = PackedNet(self.net, kernels_for(plan.shape, self.device))
         self.optimizer = Optimizer(self.net.named_parameters(), dtype=self.model.kernels.dtype)
-        self.stream = DocumentStream(tokenizer, plan.stages, plan.seed, library, plan.emphasis)
+        if processes is None:
+            processes = max(1, len(os.sched_getaffinity(0)) - 1) if self.device.type == "cuda" else 0
+        drawn_from = (tokenizer, plan.stages, plan.seed, library, plan.emphasis)
+        self.stream = SharedStream(processes, *drawn_from) if processes else DocumentStream(*drawn_from)
         self.watch = Stopwatch()
         self.loss = loss
+        self.captured = CapturedUpdate(self.model, self.optimizer, loss) if self.device.type == "cuda" else None
+        self._drawn: Drawn | None = None
         directory.mkdir(parents=True, exist_ok=True)
         if self.path.exists():
             self._restore()
@@ -196,6 +215,7 @@ class Trainer:
                 report(self.progress, self.measure())
                 measured = time.monotonic()
         self.save()
+        self.stream.close()
         return self.net
 
     def measure(self) -> str:
@@ -205,9 +225,31 @@ class Trainer:
 
     def step(self) -> float:
         """One update from one batch; returns its loss, the mean over the tokens that count."""
-        progress, watch, loss = self.progress, self.watch, 0.0
-        with watch.part("data"):
-            batch = pieces(self.stream.take(progress.fraction(self.plan), self.plan.batch))
+        progress, rate = self.progress, rate_at(self.plan, self.progress)
+        with self.watch.part("data"):
+            batch = self._drawn or self._draw()
+        progress.steps += 1
+        progress.tokens += batch.tokens
+        progress.drawn = batch.drawn
+        if self.captured is None:
+            self._drawn = None
+            return self._computed(batch.pieces, rate)
+        with self.watch.part("launch"):
+            self.captured.launch(batch.pieces[0], rate)
+        with self.watch.part("data"):
+            self._drawn = self._draw()
+        with self.watch.part("wait"):
+            return self.captured.result()
+
+    def _draw(self) -> Drawn:
+        """The next batch, in one piece where a GPU computes."""
+        samples = self.stream.take(self.progress.fraction(self.plan), self.plan.batch)
+        batch = pieces(samples, PIECE if self.captured is None else sys.maxsize)
+        return Drawn(batch, sum(piece.tokens for piece in batch), self.stream.drawn)
+
+    def _computed(self, batch: Sequence[PackedBatch], rate: float) -> float:
+        """An update, piece by piece; returns the loss."""
+        watch, loss = self.watch, 0.0
         for piece in batch:
             with watch.part("forward"):
                 part = self.loss(self.model, piece.to(self.device))
@@ -216,10 +258,7 @@ class Trainer:
                 part.backward()  # type: ignore[no-untyped-call]
         with watch.part("optimizer"):
             torch.nn.utils.clip_grad_norm_(self.net.parameters(), 1.0)
-            self.optimizer.step(rate_at(self.plan, progress))
-        progress.steps += 1
-        progress.tokens += sum(piece.tokens for piece in batch)
-        progress.drawn = self.stream.drawn
+            self.optimizer.step(rate)
         return loss
 
     def save(self) -> None:

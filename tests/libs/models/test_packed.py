@@ -9,10 +9,14 @@ from random import Random
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import varlen
 
 from penstock.engine.kernels.cpu.build import instruction_sets
-from penstock.models import embedded, native, train
-from penstock.models.data import DocumentStream, TokenizedDocument, collate, pack
+from penstock.models import captured, embedded, native, train
+from penstock.models.cuda import CudaKernels, positions
+from penstock.models.data import DocumentStream, Spans, TokenizedDocument, collate, pack
+from penstock.models.export import export
+from penstock.models.export import load as load_net
 from penstock.models.induction import initialise
 from penstock.models.native import NativeKernels, difference, kernels_for, library
 from penstock.models.net import Net, NetShape, Norm
@@ -21,11 +25,12 @@ from penstock.models.packed import PackedNet, TorchKernels
 from penstock.models.pair import train_pair
 from penstock.models.presets import PRESETS
 from penstock.models.tokenizer import load
-from penstock.models.train import PARTS, Trainer, pieces
+from penstock.models.train import Trainer, pieces
 
 SHAPE = NetShape(3, 64, 96, 2, 2, vocabulary=208, head=32)
 WIDE = NetShape(3, 128, 352, 2, 2, vocabulary=512)
 LENGTHS = (5, 64, 65, 130, 1, 200, 17, 33)
+SPANS = Spans.of(LENGTHS)
 EXACT = TorchKernels(torch.float32)
 needs_bfloat16 = pytest.mark.skipif(
     not {"amx", "avx512_bf16"} & {*instruction_sets()}, reason="needs a processor that multiplies bfloat16"
@@ -82,7 +87,7 @@ def test_pieces_of_a_batch_sum_up_to_its_mean():
     net = network(SHAPE)
     samples = [document(n, SHAPE.vocabulary) for n in LENGTHS]
     (whole,), parts = pieces(samples), pieces(samples, 130)
-    assert [piece.lengths for piece in parts] == [[5, 64, 65], [130], [1, 200], [17, 33]]
+    assert [piece.spans.lengths for piece in parts] == [[5, 64, 65], [130], [1, 200], [17, 33]]
     assert float(whole.weights.sum()) == pytest.approx(1.0)
     model = PackedNet(net, EXACT)
     whole_gradient = gradients(net, model.cross_entropy(whole))
@@ -121,12 +126,12 @@ def numbers(*size: int) -> torch.Tensor:
 def test_compiled_attention_is_that_of_torch(kernels):
     qkv = numbers(sum(LENGTHS), 3 * 128).bfloat16()
     for found, wanted in both_ways(
-        lambda x: kernels.attention(x, LENGTHS, WIDE), lambda x: EXACT.attention(x, LENGTHS, WIDE), qkv
+        lambda x: kernels.attention(x, SPANS, WIDE), lambda x: EXACT.attention(x, SPANS, WIDE), qkv
     ):
         assert apart(found, wanted) < 0.006
     rows = qkv.split(list(LENGTHS))
-    singly = [kernels.attention(part, [len(part)], WIDE) for part in rows]
-    assert torch.equal(kernels.attention(qkv, LENGTHS, WIDE), torch.cat(singly))
+    singly = [kernels.attention(part, Spans.of([len(part)]), WIDE) for part in rows]
+    assert torch.equal(kernels.attention(qkv, SPANS, WIDE), torch.cat(singly))
 
 
 @needs_bfloat16
@@ -134,7 +139,7 @@ def test_compiled_attention_of_large_scores_is_that_of_torch(kernels):
     """Scores up to some hundreds, as induction heads have them: the largest takes everything."""
     qkv = (numbers(150, 3 * 128) * 6).bfloat16()
     for found, wanted in both_ways(
-        lambda x: kernels.attention(x, [150], WIDE), lambda x: EXACT.attention(x, [150], WIDE), qkv
+        lambda x: kernels.attention(x, Spans.of([150]), WIDE), lambda x: EXACT.attention(x, Spans.of([150]), WIDE), qkv
     ):
         assert found.isfinite().all() and apart(found, wanted) < 0.05
 
@@ -217,10 +222,48 @@ def test_without_a_compiler_or_with_wrong_results_torch_computes(monkeypatch, tm
 @needs_bfloat16
 def test_wrong_results_differ(kernels):
     class Wrong(NativeKernels):
-        def attention(self, qkv, lengths, shape):
-            return super().attention(qkv, [sum(lengths)], shape)
+        def attention(self, qkv, spans, shape):
+            return super().attention(qkv, Spans.of([sum(spans.lengths)]), shape)
 
     assert difference(kernels) < 0.005 < 0.1 < difference(Wrong(kernels.library))
+
+
+# ---------------------------------------------------------------- what a GPU computes
+
+
+def test_a_padded_batch_has_the_loss_and_the_gradients_of_the_batch():
+    net, batch = network(SHAPE), pack([document(n, SHAPE.vocabulary) for n in LENGTHS])
+    wider, sizes = captured.padded(batch)
+    assert sizes == (1024, 2048, 32, 1024) == (wider.tokens, len(wider.keep), len(wider.spans.bounds) - 1, 1024)
+    assert wider.spans.lengths == [*LENGTHS, 1024 - 515, *[0] * 23] and wider.spans.longest == 1024
+    model = PackedNet(net, EXACT)
+    wanted, found = model.cross_entropy(batch), model.cross_entropy(wider)
+    assert found.item() == pytest.approx(wanted.item(), rel=1e-6)
+    assert apart(gradients(net, found), gradients(net, wanted)) < 1e-5
+    full = pack([TokenizedDocument(range(n), [1.0] * n, ()) for n in [2049, *[33] * 31]])
+    assert captured.padded(full)[1] == (3072, 4096, 64, 4096)
+
+
+def test_kernels_of_a_gpu_compute_what_torch_computes(monkeypatch):
+    """Run here, with torch's attention in place of the GPU's."""
+
+    def attend(q, k, v, bounds, *_, window_size):
+        assert window_size == (-1, 0)
+        out = [
+            F.scaled_dot_product_attention(*(x.transpose(0, 1)[None] for x in part), is_causal=True)[0].transpose(0, 1)
+            for part in zip(*(torch.split(x, bounds.diff().tolist()) for x in (q, k, v)), strict=True)
+        ]
+        return torch.cat(out)
+
+    monkeypatch.setattr(varlen, "varlen_attn", attend)
+    shape = replace(WIDE, heads=4)
+    net, samples = Net(shape), [document(n, WIDE.vocabulary) for n in LENGTHS]
+    found, wanted = (
+        gradients(net, PackedNet(net, each).cross_entropy(pack(samples)))
+        for each in (CudaKernels(), TorchKernels(torch.bfloat16))
+    )
+    assert apart(found, wanted) < 0.03
+    assert positions(SPANS.bounds, 515).tolist() == [i for n in LENGTHS for i in range(n)]
 
 
 # ---------------------------------------------------------------- training with it
@@ -270,6 +313,24 @@ def test_a_sitting_ends_early_and_the_next_goes_on(tmp_path):
     assert steps[0] == ("seedling", 1) and steps[-1][0] == "sapling"
 
 
+def test_a_sequel_goes_on_from_a_model_and_a_draft_needs_its_target(tmp_path):
+    preset, plans = PRESETS["tiny"], []
+
+    def go(step, start):
+        reporter = lambda step, plan: plans.append((step, plan)) or (lambda *_: None)  # noqa: E731
+        train_pair(preset, tmp_path, tmp_path, (step,), minutes=None, save_every=120.0, start=start, reporter=reporter)
+
+    with pytest.raises(FileNotFoundError, match="there is no checkpoint; do the step seedling first"):
+        go("draft", None)
+    export(network(preset.target.shape), train.learn_tokenizer(preset, tmp_path / "tokenizer.json"), tmp_path / "old")
+    go("target", tmp_path / "old")
+    ((step, plan),) = plans
+    assert (step, plan.tokens, plan.rate) == ("target", preset.target.tokens // 10, preset.target.rate * 0.4)
+    old, new = (dict(load_net(tmp_path / name)[0].named_parameters()) for name in ("old", "penstock-mini"))
+    moved = [apart(new[name], old[name]) for name in old]
+    assert 0 < max(moved) < 0.5
+
+
 def test_both_loops_make_the_same_steps(tokenizer, tmp_path, monkeypatch):
     """The plain loop and the fast path, in float32: from the same documents they make the same network."""
     plan = replace(PRESETS["tiny"].seedling, shape=replace(WIDE, layers=2, vocabulary=4096), batch=2000)
@@ -290,4 +351,6 @@ def test_both_loops_make_the_same_steps(tokenizer, tmp_path, monkeypatch):
 
 def test_the_pace_of_a_step_is_told_for_each_part():
     report = pace(PRESETS["tiny"], "sapling")
-    assert "times as fast" in report and all(report.count(f"{part} ") == 2 for part in PARTS)
+    assert "times as fast" in report and all(
+        report.count(f"{part} ") == 2 for part in ("data", "forward", "backward", "optimizer")
+    )
