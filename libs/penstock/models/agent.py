@@ -36,6 +36,7 @@ BUSY = Habits(
     failing=0.05, asking=0.12, parallel=0.14, chained=0.06, chat=0.02, open=0.03, foreign=0.07, following=0.08
 )
 _NONE = Habits(failing=0, asking=0, parallel=0, chained=0, chat=0, open=0, foreign=0, following=0)
+LACKING = replace(BUSY, asking=0.4, foreign=0.12)
 ASKING = replace(_NONE, asking=0.8)
 FOREIGN = replace(_NONE, foreign=0.8)
 
@@ -61,19 +62,30 @@ def agent(
     return render(session.messages, [t.spec for t in box], f"agent{level}")
 
 
-def dense(rng: Random, side: Side, level: int, tools: int, *, everyday: float, alike: float = 0.0) -> Document:
+def dense(
+    rng: Random,
+    side: Side,
+    level: int,
+    tools: int,
+    *,
+    everyday: float,
+    alike: float = 0.0,
+    told: float = 0.0,
+    habits: Habits = BUSY,
+) -> Document:
     """A session for training: hardly a system prompt, each tool asked for in turn, often nothing but the calls.
 
     One list of tools carries as many choices as it has tools, and few of them can be copied from a turn before. A share
-    `alike` of the lists consists of tools that share their words.
+    `alike` of the lists consists of tools that share their words; a share `told` of the made-up tools says
+    in other words what it does.
     """
     session = Dialogue(rng, side, calls_only=rng.random() < 0.35)
-    box = toolbox(rng, side, tools, level, everyday=everyday, alike=alike)
+    box = toolbox(rng, side, tools, level, everyday=everyday, alike=alike, told=told)
     if rng.random() < 0.3:
         session.system(talk.system_prompt(rng, side, rng.randint(0, 1)))
     order = rng.sample(box, len(box)) + rng.choices(box, k=3)
     turns = min(len(order), rng.randint(tools, tools + 3))
-    _converse(session, box, BUSY, short=rng.random() < 0.3, choose=lambda turn: order[turn], turns=turns)
+    _converse(session, box, habits, short=rng.random() < 0.3, choose=lambda turn: order[turn], turns=turns)
     return render(session.messages, [t.spec for t in box], f"dense{level}")
 
 

@@ -29,6 +29,7 @@ class Emphasis:
 
     text: float = 1.0  # plain English
     foretold: float = 0.0  # words of a tool's name and keys that its description has
+    differing: float = 0.0  # where a call's name stops being like that of another tool, if that is after its beginning
 
 
 class Source(Protocol):
@@ -63,11 +64,30 @@ class TrainingBatch:
 
 
 @dataclass(frozen=True)
+class Spans:
+    """Where documents lie that stand one behind the other."""
+
+    bounds: Tensor  # (documents + 1,) int32: where each begins, and where the last one ends
+    longest: int  # no document has more tokens
+
+    @classmethod
+    def of(cls, lengths: Sequence[int]) -> Spans:
+        """Those of documents of these lengths, in their order."""
+        return cls(torch.tensor([0, *lengths]).cumsum(0).int(), max(lengths))
+
+    @property
+    def lengths(self) -> list[int]:
+        """The tokens of each document, in their order."""
+        lengths: list[int] = self.bounds.diff().tolist()
+        return lengths
+
+
+@dataclass(frozen=True)
 class PackedBatch:
     """Documents one behind the other; `keep` are the positions whose next token carries weight."""
 
     ids: Tensor  # (tokens,)
-    lengths: Sequence[int]  # of the documents, in their order
+    spans: Spans
     keep: Tensor  # (kept,)
     targets: Tensor  # (kept,)
     weights: Tensor  # (kept,)
@@ -77,8 +97,11 @@ class PackedBatch:
         return self.ids.numel()
 
     def to(self, device: torch.device) -> PackedBatch:
-        ids, keep, targets, weights = (t.to(device) for t in (self.ids, self.keep, self.targets, self.weights))
-        return PackedBatch(ids, self.lengths, keep, targets, weights)
+        if device.type == self.ids.device.type:
+            return self
+        tensors = (self.ids, self.spans.bounds, self.keep, self.targets, self.weights)
+        ids, bounds, keep, targets, weights = (t.to(device) for t in tensors)
+        return PackedBatch(ids, Spans(bounds, self.spans.longest), keep, targets, weights)
 
 
 @dataclass(frozen=True)
@@ -95,7 +118,8 @@ def weigh(tokenizer: Tokenizer, doc: Document, length: int, emphasis: Emphasis =
     ids, starts = ids_and_starts(tokenizer, doc.text)
     weights = [0.0] * len(ids)
     foretold = ((*place, emphasis.foretold) for place in doc.foretold)
-    for begin, end, weight in chain(foretold, doc.ranges):
+    differing = ((*place, emphasis.differing) for place in doc.differing if emphasis.differing)
+    for begin, end, weight in chain(foretold, doc.ranges, differing):
         # a decision is made by the token that its range begins in, which may have begun before it (`", "`)
         index = bisect_right(starts, begin) - 1 if weight > PLAIN else bisect_left(starts, begin)
         while index < len(starts) and starts[index] < end:
@@ -124,12 +148,12 @@ def collate(samples: Sequence[TokenizedDocument]) -> TrainingBatch:
 
 def pack(samples: Sequence[TokenizedDocument]) -> PackedBatch:
     """Samples one behind the other."""
-    lengths = [len(s.ids) for s in samples]
-    ids = torch.from_numpy(np.concatenate([np.asarray(s.ids) for s in samples]))
+    spans = Spans.of([len(s.ids) for s in samples])
+    ids = torch.from_numpy(np.concatenate([np.asarray(s.ids, np.int64) for s in samples]))
     weights = torch.from_numpy(np.concatenate([np.asarray(s.weights, np.float32) for s in samples]))
-    weights[torch.tensor([0, *lengths[:-1]]).cumsum(0)] = 0.0  # nothing says what a document begins with
+    weights[spans.bounds[:-1]] = 0.0  # nothing says what a document begins with
     at = weights.nonzero().flatten()
-    return PackedBatch(ids, lengths, at - 1, ids[at], weights[at])
+    return PackedBatch(ids, spans, at - 1, ids[at], weights[at])
 
 
 class DocumentStream:
@@ -158,15 +182,22 @@ class DocumentStream:
         samples: list[TokenizedDocument] = []
         total = 0
         while total < tokens:
-            sample = self._draw(stage)
-            if any(sample.weights[1:]):  # a long prompt may leave nothing to learn before the cut
+            sample = self._next(stage)
+            self.drawn += 1
+            if np.any(sample.weights[1:]):  # a long prompt may leave nothing to learn before the cut
                 samples.append(sample)
                 total += len(sample.ids)
         return samples
 
-    def _draw(self, stage: Stage) -> TokenizedDocument:
-        rng = Random(f"{self.seed}:{self.drawn}")
-        self.drawn += 1
+    def close(self) -> None:
+        """The end; nothing is held here."""
+
+    def _next(self, stage: Stage) -> TokenizedDocument:
+        return self.draw(self.drawn, stage)
+
+    def draw(self, number: int, stage: Stage) -> TokenizedDocument:
+        """The document of this number in a stage."""
+        rng = Random(f"{self.seed}:{number}")
         kind = rng.choices(list(stage.mixture), list(stage.mixture.values()))[0]
         doc = self.library.document(rng) if kind == "text" else make(kind, rng, self.side)
         return weigh(self.tokenizer, doc, stage.length, self.emphasis)

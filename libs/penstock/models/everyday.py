@@ -10,6 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from .phrasing import varied
 from .tools import Parameter, ToolRequest, TrainingTool, mark, specification
 from .values import spoken, value
 from .words import Side
@@ -23,6 +24,7 @@ class EverydayEntry:
     descriptions: tuple[str, ...]
     parameters: tuple[tuple[tuple[str, ...], str, bool, str], ...]  # keys, kind, optional, description
     requests: tuple[str, ...]
+    more: tuple[str, ...]  # requests for training alone
     result: tuple[tuple[str, str], ...]  # field, kind
     answer: str
     follow: tuple[str, ...]
@@ -37,7 +39,7 @@ def entries() -> tuple[EverydayEntry, ...]:
 
 def _entry(row: Mapping[str, Any]) -> EverydayEntry:
     fields = tuple((field, kind) for field, _, kind in (text.partition(": ") for text in row["result"]))
-    lists = {name: tuple(row.get(name, ())) for name in ("names", "descriptions", "requests", "follow")}
+    lists = {name: tuple(row.get(name, ())) for name in ("names", "descriptions", "requests", "more", "follow")}
     parameters = tuple(_row_parameter(text) for text in row["parameters"])
     return EverydayEntry(parameters=parameters, result=fields, answer=row["answer"], **lists)
 
@@ -84,7 +86,8 @@ def everyday_tool(rng: Random, side: Side, entry: EverydayEntry) -> TrainingTool
         )
 
     def ask(rng: Random) -> ToolRequest:
-        return build(rng, rng.choice(side.phrases(entry.requests)), {})
+        forms = side.phrases(entry.requests) if side.evaluation else (*side.phrases(entry.requests), *entry.more)
+        return build(rng, varied(rng, side, rng.choice(forms)), {})
 
     def follow(rng: Random, previous: ToolRequest) -> ToolRequest | None:
         if not entry.follow:

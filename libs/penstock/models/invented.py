@@ -6,8 +6,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
+from types import MappingProxyType
 from typing import Any
 
+from .phrasing import joint, varied
 from .tools import Parameter, ToolRequest, TrainingTool, mark, specification, tool_name
 from .values import KINDS, schema, spoken, value
 from .words import ACTION_VERBS, QUERY_VERBS, Side
@@ -50,6 +52,44 @@ _ACTIONS = (
     "Go ahead and {v} the {n} {x}.",
     "We must {v} {n} {x}.",
     "Let us {v} the {n} {x}.",
+)
+_MORE_QUERIES = (  # for training alone, as are _MORE_ACTIONS
+    "I am looking for the {n} of {t}.",
+    "{t} has which {n}?",
+    "Say what the {n} of {t} is.",
+    "How about the {n} of {t}?",
+    "Any idea what the {n} of {t} is?",
+    "The {n} of {t}, please.",
+    "My boss asks for the {n} of {t}.",
+    "What {n} belongs to {t}?",
+    "Take {t}, I want its {n}.",
+    "I want to see the {n} of {t}.",
+    "Is there a {n} for {t}?",
+    "Search the {n} for {t}.",
+    "{n} for {t}, please.",
+    "Let me have the {n} of {t}.",
+    "Report the {n} of {t}.",
+    "It is about {t}: which {n}?",
+    "I do not know the {n} of {t}.",
+    "Somebody wants the {n} for {t}.",
+)
+_MORE_ACTIONS = (
+    "{v} {n} {x} for me.",
+    "The {n} {x} is next: {v} it.",
+    "Time to {v} the {n} {x}.",
+    "I would like you to {v} {n} {x}.",
+    "Make sure to {v} the {n} {x}.",
+    "We want to {v} the {n} {x}.",
+    "Someone has to {v} the {n} {x}.",
+    "It is necessary to {v} {n} {x}.",
+    "Try to {v} the {n} {x}.",
+    "You may {v} the {n} {x}.",
+    "Do {v} {n} {x}.",
+    "My request: {v} the {n} {x}.",
+    "Next, {v} {n} {x}.",
+    "I ask you to {v} the {n} {x}.",
+    "About the {n} {x}: {v} it.",
+    "They told me to {v} the {n} {x}.",
 )
 _EXTRAS = (
     " with {e}",
@@ -94,6 +134,37 @@ _ACTION_TEXTS = (
 )
 
 
+_MEANING: Mapping[str, str] = MappingProxyType(
+    {
+        "book": "reserve",
+        "cancel": "call off",
+        "clear": "empty",
+        "close": "shut",
+        "create": "make",
+        "delete": "erase",
+        "disable": "turn off",
+        "download": "save",
+        "enable": "turn on",
+        "notify": "inform",
+        "print": "put on paper",
+        "publish": "make public",
+        "register": "sign up",
+        "reject": "turn down",
+        "remove": "take out",
+        "reserve": "book",
+        "restart": "start again",
+        "resume": "go on with",
+        "return": "give back",
+        "send": "deliver",
+        "start": "begin",
+        "stop": "end",
+        "submit": "hand in",
+        "update": "change",
+    }
+)
+"""Verbs that tell of another."""
+
+
 def _parameter(rng: Random, side: Side, level: int) -> Parameter:
     noun = side.noun(rng)
     words = f"{rng.choice(side.adjectives)} {noun}" if rng.random() < 0.2 else noun
@@ -124,16 +195,19 @@ def _with(rng: Random, side: Side, text: str, pairs: Sequence[tuple[Parameter, A
     if not clause and rng.random() < 0.25:
         sentence = ", ".join(f"{p.words} is {spoken(v)}" for p, v in order)
         return f"{text} {sentence[0].upper()}{sentence[1:]}."
-    extra = rng.choice(side.phrases(_EXTRAS)).format(e=joined)
+    extra = joint(rng, side, rng.choice(side.phrases(_EXTRAS))).format(e=joined)
     return text[: len(text) - len(end)] + extra + end
 
 
-def invented(rng: Random, side: Side, level: int) -> TrainingTool:
-    """A made-up tool: `level` 1 has one parameter, 2 up to two, 3 none to four and optional ones."""
+def invented(rng: Random, side: Side, level: int, told: float = 0.0) -> TrainingTool:
+    """A made-up tool: `level` 1 has one parameter, 2 up to two, 3 none to four and optional ones. A share `told` is
+    described with another verb than it is called by."""
     query = rng.random() < 0.6
     noun, thing = side.noun(rng), side.noun(rng)
     verb = rng.choice(QUERY_VERBS if query else ACTION_VERBS)
     words = ToolWords(query, verb, noun, thing if query else noun)
+    if told and rng.random() < told:
+        words = replace(words, told=rng.choice(QUERY_VERBS) if query else _MEANING.get(verb, verb))
     return _tool(rng, side, level, words, subject=noun)
 
 
@@ -163,6 +237,7 @@ class ToolWords:
     verb: str
     noun: str
     thing: str
+    told: str = ""  # the verb of its description, where that is another
 
 
 def _tool(
@@ -196,7 +271,7 @@ def _parameters(rng: Random, side: Side, level: int, noun: str, thing: str) -> t
 
 def _naming(rng: Random, side: Side, words: ToolWords) -> tuple[str, str]:
     """A name and a description; at least one of them tells what the tool is about."""
-    V = _spoken_verb(words.verb)
+    V = _spoken_verb(words.told or words.verb)
     texts = _QUERY_TEXTS if words.query else _ACTION_TEXTS
     description = rng.choice(texts).format(V=V.capitalize(), v=V, n=words.noun, t=words.thing)
     parts = [words.verb, words.noun]
@@ -234,7 +309,10 @@ class _Design:
         """A request with values for all that is required and some of the rest."""
         chosen = [p for p in self.parameters if not p.optional or rng.random() < 0.5]
         phrases = self.side.phrases(_QUERIES if self.query else _ACTIONS)
-        return self._build(rng, rng.choice(phrases), {p.key: value(rng, self.side, p.kind) for p in chosen})
+        if not self.side.evaluation:
+            phrases = (*phrases, *(_MORE_QUERIES if self.query else _MORE_ACTIONS))
+        form = varied(rng, self.side, rng.choice(phrases))
+        return self._build(rng, form, {p.key: value(rng, self.side, p.kind) for p in chosen})
 
     def follow(self, rng: Random, previous: ToolRequest) -> ToolRequest | None:
         """The same again with another main value."""

@@ -29,6 +29,10 @@ class TrainingPlan:
     seed: int = 1
     emphasis: Emphasis = field(default_factory=Emphasis)
 
+    def sequel(self) -> TrainingPlan:
+        """How to go on from what this plan has made: for a tenth of its tokens, at 0.4 of its rate, in half steps."""
+        return replace(self, tokens=self.tokens // 10, rate=0.4 * self.rate, batch=self.batch // 2)
+
 
 @dataclass(frozen=True)
 class Preset:
@@ -152,8 +156,33 @@ _LAST = {
     "chat": 3,
     "text": 4,
 }
+_WHOLE = {
+    "names": 8,
+    "likenames": 3,
+    "select": 2,
+    "repeat": 2,
+    "dense1": 3,
+    "dense2": 8,
+    "dense3": 16,
+    "alike3": 5,
+    "errands": 13,
+    "L1": 3,
+    "L2": 4,
+    "L3": 8,
+    "lacking": 8,
+    "everyday": 8,
+    "long": 8,
+    "huge": 2,
+    "json": 4,
+    "jsons": 9,
+    "facts": 5,
+    "chat": 3,
+    "text": 4,
+}
+_LONGER = {**_WHOLE, "dense3": 14, "L2": 6, "L3": 10, "everyday": 10, "long": 14, "huge": 5, "vast": 3}
 _GROWN = (Stage(0.55, _AFTER, 2000), Stage(1.0, _MIXED, 4096))
 _POLE = (Stage(0.85, _DENSE, 2000), Stage(1.0, _LAST, 4096))
+_TARGET = (Stage(0.5, _WHOLE, 4096), Stage(1.0, _LONGER, 8192))
 _FINAL = (Stage(1.0, _LAST, 4096),)
 _SMALL = NetShape(4, 128, 352, 2, 2)
 _DEEP = replace(_SMALL, layers=6)
@@ -166,8 +195,8 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             seedling=TrainingPlan(_SMALL, 4e-3, 10_000_000, _STAGES, seed=2, batch=4096),
             sapling=TrainingPlan(_DEEP, 3e-3, 6_000_000, _GROWN, hold=0.25, seed=3, batch=4096),
             pole=TrainingPlan(_DEEP, 2.5e-3, 60_000_000, _POLE, hold=0.05, floor=0.04, seed=6),
-            target=TrainingPlan(widened(_DEEP), 4e-4, 20_000_000, _FINAL, hold=0.1, seed=7),
-            draft=TrainingPlan(_SMALL, 1.5e-3, 10_000_000, _FINAL, hold=0.1, seed=4),
+            target=TrainingPlan(widened(_DEEP), 1.5e-3, 150_000_000, _TARGET, batch=16_384, seed=7),
+            draft=TrainingPlan(_SMALL, 1.5e-3, 30_000_000, _FINAL, hold=0.1, seed=4),
             places=(0, 1, 3, 5),
         ),
         "tiny": Preset(

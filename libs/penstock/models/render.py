@@ -23,8 +23,9 @@ class Document:
 
     Characters outside every range weigh nothing. Where ranges overlap the later one counts. `labels` names
     the ranges that evaluation scores: `name`, `call`, `value`, `answer`, `json`, `text`. `foretold` are places of
-    the list of tools whose words stand before them: nobody writes them, but they can be learned from. `messages` and
-    `tools` are what a chat document was rendered from.
+    the list of tools whose words stand before them: nobody writes them, but they can be learned from. `differing` are
+    where the name of a call first is unlike that of another tool which begins as it does. `messages` and `tools` are
+    what a chat document was rendered from.
     """
 
     text: str = ""
@@ -32,6 +33,7 @@ class Document:
     labels: list[tuple[int, int, str]] = field(default_factory=list)
     kind: str = ""
     foretold: list[tuple[int, int]] = field(default_factory=list)
+    differing: list[tuple[int, int]] = field(default_factory=list)
     messages: Sequence[Mapping[str, Any]] = ()
     tools: Sequence[Mapping[str, Any]] = ()
 
@@ -52,6 +54,11 @@ class Document:
         span = self.add(name, STRUCTURE)
         self.decide(span[0])
         self.label(span, "name")
+        for tool in self.tools:
+            other = tool.get("function", tool)["name"]
+            alike = next((i for i, (a, b) in enumerate(zip(name, other, strict=False)) if a != b), 0)
+            if alike:
+                self.differing.append((span[0] + alike, span[0] + alike + 1))
 
     def label(self, span: tuple[int, int], name: str) -> None:
         self.labels.append((*span, name))

@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 from . import talk
+from .phrasing import addressed
 from .results import compact, failed, shown
 from .tools import ToolRequest, mark
 from .values import spoken
@@ -32,6 +33,7 @@ class Dialogue:
 
     def user(self, text: str) -> None:
         rng = self.rng
+        text = addressed(rng, self.side, text)
         draw = rng.random()
         if draw < 0.05:
             text = rng.choice(("Hi, ", "Hello, ", "Ok, ", "Next: ", "Also, ")) + text

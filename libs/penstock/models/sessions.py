@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Literal, get_args
 
 from . import talk
-from .agent import ASKING, FOREIGN, agent, dense, names_only
+from .agent import ASKING, FOREIGN, LACKING, agent, dense, names_only
 from .drills import lookup_drill, repeat_drill, select_drill
 from .json_tasks import NUMBERS, json_task
 from .render import Document, render
@@ -91,9 +91,17 @@ MAKERS: Mapping[str, Maker] = MappingProxyType(
         "names": lambda rng, side: names_only(rng, side, rng.randint(5, 12)),
         "alike2": lambda rng, side: dense(rng, side, 2, rng.randint(3, 9), everyday=0.0, alike=1.0),
         "alike3": lambda rng, side: dense(rng, side, 3, rng.randint(3, 9), everyday=0.0, alike=1.0),
+        "lacking": lambda rng, side: dense(
+            rng, side, rng.choice((2, 3)), rng.randint(3, 7), everyday=0.3, habits=LACKING
+        ),
+        "told2": lambda rng, side: dense(rng, side, 2, rng.randint(3, 9), everyday=0.0, told=0.8),
+        "told3": lambda rng, side: dense(rng, side, 3, rng.randint(3, 9), everyday=0.0, told=0.8),
         "likenames": lambda rng, side: names_only(rng, side, rng.randint(5, 12), alike=1.0),
         "huge": lambda rng, side: agent(
             rng, side, 3, rng.randint(16, 36), rng.randint(6, 12), sentences=rng.choice((2, 10, 60)), everyday=0.4
+        ),
+        "vast": lambda rng, side: agent(
+            rng, side, 3, rng.randint(36, 80), rng.randint(8, 16), sentences=rng.choice((10, 60)), everyday=0.4
         ),
         "asking": lambda rng, side: agent(rng, side, 2, rng.randint(2, 5), 8, sentences=2, everyday=0.2, habits=ASKING),
         "foreign": lambda rng, side: agent(rng, side, 2, rng.randint(2, 5), 8, sentences=2, habits=FOREIGN),

@@ -20,6 +20,7 @@ from .grow import deepen, widen, with_heads
 from .measure import exact
 from .net import Net
 from .presets import Preset, TrainingPlan
+from .render import DECISION
 from .train import Trainer
 from .turns import documents
 
@@ -62,6 +63,30 @@ def _added(kinds: Mapping[str, float]) -> Callable[[TrainingPlan], TrainingPlan]
     return lambda plan: replace(plan, stages=tuple(more(stage) for stage in plan.stages))
 
 
+def _staged(*stages: tuple[float, Mapping[str, float] | None, int]) -> Callable[[TrainingPlan], TrainingPlan]:
+    """The plan with these stages before its last; None is the mixture of its first."""
+
+    def change(plan: TrainingPlan) -> TrainingPlan:
+        first, *_, last = plan.stages
+        before = (Stage(until, mixture or first.mixture, length) for until, mixture, length in stages)
+        return replace(plan, stages=(*before, last))
+
+    return change
+
+
+_FEW = {"dense1": 20, "L1": 20, "dense2": 15, "select": 10, "lookup": 5, "jsons": 8, "errands": 8, "text": 3}
+_MANY = {
+    "names": 14,
+    "dense3": 30,
+    "errands": 14,
+    "L3": 8,
+    "long": 8,
+    "everyday": 4,
+    "jsons": 10,
+    "facts": 5,
+    "text": 3,
+}
+
 TRIALS: Mapping[str, Trial] = MappingProxyType(
     {
         "plan": Trial("as planned"),
@@ -73,10 +98,20 @@ TRIALS: Mapping[str, Trial] = MappingProxyType(
         "alike": Trial(
             "a third of the sessions has tools that share words", _added({"alike2": 12, "alike3": 20, "likenames": 8})
         ),
+        "told": Trial(
+            "a third of the sessions has tools whose descriptions paraphrase", _added({"told2": 12, "told3": 24})
+        ),
+        "differing": Trial(
+            "where a name differs from the others first counts three times",
+            lambda p: replace(p, emphasis=Emphasis(differing=DECISION)),
+        ),
+        "ladder": Trial("few tools at first, then more", _staged((0.25, _FEW, 1400), (0.85, _MANY, 2600))),
+        "long": Trial("prompts of up to 4,096 tokens from half of the run on", _staged((0.5, None, 2000))),
         "drills": Trial("three times the drills", _added({"select": 8, "lookup": 6, "repeat": 4})),
         "faster": Trial("1.6 times the rate", lambda p: replace(p, rate=4e-3)),
         "smaller": Trial("half the tokens in a step", lambda p: replace(p, batch=p.batch // 2)),
         "heads": Trial("four heads in place of two", start=lambda net: with_heads(net, 4, 1)),
+        "deeper": Trial("a layer more", start=lambda net: deepen(net, (0, 1, 2, 3, 4, 6), 1)),
         "wide": Trial(
             "twice the width at once, at 0.6 of the rate",
             lambda p: replace(p, rate=1.5e-3),
@@ -87,14 +122,23 @@ TRIALS: Mapping[str, Trial] = MappingProxyType(
 
 
 def run_trial(
-    preset: Preset, name: str, *, minutes: float, folder: Path, count: int, reporter: Reporter
+    preset: Preset,
+    name: str,
+    *,
+    minutes: float | None,
+    tokens: int = 10**12,
+    folder: Path,
+    count: int,
+    reporter: Reporter,
+    processes: int | None = None,
 ) -> TrialResult:
-    """One trial of so many minutes, its checkpoint in `folder`; one that has finished there is measured only."""
+    """One trial of so many minutes or tokens, its checkpoint in `folder`; one that has finished there is measured
+    only. `processes` draw its documents."""
     trial = TRIALS[name]
     net, tokenizer = load(embedded("penstock-mini-draft"))
     start = trial.start(deepen(net, preset.places, preset.sapling.seed))
-    plan = trial.plan(replace(preset.pole, shape=start.shape, minutes=minutes, tokens=10**12))
-    trainer = Trainer(plan, tokenizer, folder / name, start=start)
+    plan = trial.plan(replace(preset.pole, shape=start.shape, minutes=minutes, tokens=tokens))
+    trainer = Trainer(plan, tokenizer, folder / name, start=start, processes=processes)
     trained = trainer.run(reporter(name, plan), measure_every=math.inf)
     scores = exact(trained, tokenizer, documents(KINDS, count, 11))
     shares = {column: _share(scores, *column.split()) for column in COLUMNS}

@@ -16,11 +16,12 @@ T = TypeVar("T")
 WORDNET = Path("/usr/share/wordnet")
 
 
-def _words(text: str) -> tuple[str, ...]:
+def words(text: str) -> tuple[str, ...]:
+    """The words of a text."""
     return tuple(text.split())
 
 
-NOUNS = _words(
+NOUNS = words(
     """account address agenda alarm album amount answer apple archive area article asset author badge balance
     bank basket battery bed bench bill bird boat body bond book border bottle box branch bread bridge brush
     bucket budget building button cabin cable cake calendar camera campaign candle canvas card cargo carpet
@@ -53,7 +54,7 @@ NOUNS = _words(
     voucher wage wall wallet warehouse watch water wave weather week weight wheel window wine winter wire
     wood word worker world yard year zone"""
 )
-ADJECTIVES = _words(
+ADJECTIVES = words(
     """amber annual blue bold brief bright broad calm central cheap clean clear cold cool daily dark deep
     digital direct double dry early east empty equal exact extra fair fast final fine first fixed flat free
     fresh full general gentle global gold grand gray green happy hard heavy high hot huge inner joint large
@@ -65,12 +66,12 @@ ADJECTIVES = _words(
     yellow young"""
 )
 QUERY_VERBS = ("get", "find", "fetch", "check", "read", "show", "retrieve", "query", "lookup", "inspect")
-ACTION_VERBS = _words(
+ACTION_VERBS = words(
     """create delete update send book cancel add remove start stop schedule set open close move copy rename
     submit approve reject assign reset lock unlock archive publish pause resume print order return enable
     disable register share merge split upload download reserve confirm notify invite clear restart"""
 )
-CITIES = _words(
+CITIES = words(
     """Oslo Bergen Paris London Berlin Madrid Rome Vienna Prague Warsaw Dublin Lisbon Athens Helsinki
     Stockholm Copenhagen Brussels Amsterdam Zurich Geneva Munich Hamburg Milan Naples Porto Seville Tokyo
     Osaka Kyoto Seoul Beijing Shanghai Delhi Mumbai Cairo Lagos Nairobi Accra Tunis Rabat Boston Chicago
@@ -79,17 +80,15 @@ CITIES = _words(
     Zagreb Sofia Bucharest Istanbul Ankara Tbilisi Baku Doha Dubai Hanoi Manila Jakarta Bangkok
     Singapore"""
 )
-FIRST_NAMES = _words(
+FIRST_NAMES = words(
     """Ada Alan Alice Amir Anna Ben Bruno Carla Carlos Clara Dana David Elena Emil Emma Eric Eva Felix Fiona
     Frank Grace Hana Hugo Ida Igor Ines Ivan Jack Jana Jonas Julia Karen Karl Lara Leo Lena Lily Linda Lucas
     Luis Maria Mark Martin Maya Mia Milan Nina Noah Nora Olga Oliver Omar Oscar Paul Peter Rosa Ruth Sam
     Sara Simon Sofia Stella Tom Uma Vera Victor Yuki Zoe"""
 )
 
-_ONSETS = _words(
-    "b c d f g h j k l m n p r s t v w z bl br ch cl cr dr fl fr gl gr kl kr pl pr sh sk sl sn sp st th tr"
-)
-_VOWELS = _words("a e i o u a e i o u ai ea oo ou")
+_ONSETS = words("b c d f g h j k l m n p r s t v w z bl br ch cl cr dr fl fr gl gr kl kr pl pr sh sk sl sn sp st th tr")
+_VOWELS = words("a e i o u a e i o u ai ea oo ou")
 _CODAS = ("", "", "", "l", "m", "n", "r", "s", "t", "k", "x", "rd", "nt", "sk", "mp")
 
 
