@@ -16,6 +16,7 @@ from penstock.bench.measured import (
     evict,
     failover,
     gateway,
+    gpu,
     house,
     kv,
     operate,
@@ -47,9 +48,23 @@ _SECTIONS: dict[str, Callable[[Results, Results | None], str]] = {
     "operate": operate.section,
     "failover": failover.section,
     "evict": evict.section,
+    "gpu": gpu.section,
     "house": house.section,
 }
-_LATER = ("e2e", "rest", "turns", "cores", "gateway", "router", "speculation", "batch", "scale", "operate", "failover")
+_LATER = (
+    "e2e",
+    "rest",
+    "turns",
+    "cores",
+    "gateway",
+    "router",
+    "speculation",
+    "batch",
+    "scale",
+    "operate",
+    "failover",
+    "gpu",
+)
 """Benches without a section as long as no run of theirs is kept."""
 _APART = ("router", "speculation")
 """Benches of parts that have nothing to do with each other: each may be of another machine, and says so."""
