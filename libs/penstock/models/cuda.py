@@ -21,7 +21,7 @@ class CudaKernels(TorchKernels):
 
         q, k, v = torch.split(qkv.view(len(qkv), -1, shape.head), [shape.heads, shape.kv_heads, shape.kv_heads], 1)
         steps = torch.arange(shape.head // 2, dtype=torch.float32, device=qkv.device) / (shape.head // 2)
-        angles = positions(spans.bounds, len(qkv))[:, None, None] * shape.theta**-steps
+        angles = positions(spans.bounds, len(qkv))[:, None, None] * (1.0 / shape.theta**steps)
         cos, sin = angles.cos().repeat(1, 1, 2), angles.sin().repeat(1, 1, 2)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         k, v = (each.repeat_interleave(shape.heads // shape.kv_heads, 1) for each in (k, v))

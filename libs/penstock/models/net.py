@@ -158,7 +158,7 @@ def rotary(shape: NetShape, start: int, rows: int, device: torch.device) -> tupl
     """(cosine, sine) of the positions from `start` on, [rows, head]."""
     half = shape.head // 2
     steps = torch.arange(half, dtype=torch.float32, device=device) / half
-    angles = torch.arange(start, start + rows, dtype=torch.float32, device=device)[:, None] * shape.theta**-steps
+    angles = torch.arange(start, start + rows, dtype=torch.float32, device=device)[:, None] * (1.0 / shape.theta**steps)
     return angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
 
 

@@ -111,7 +111,9 @@ TRIALS: Mapping[str, Trial] = MappingProxyType(
         "faster": Trial("1.6 times the rate", lambda p: replace(p, rate=4e-3)),
         "smaller": Trial("half the tokens in a step", lambda p: replace(p, batch=p.batch // 2)),
         "heads": Trial("four heads in place of two", start=lambda net: with_heads(net, 4, 1)),
-        "deeper": Trial("a layer more", start=lambda net: deepen(net, (0, 1, 2, 3, 4, 6), 1)),
+        "deeper": Trial(
+            "a layer more", start=lambda net: deepen(net, (*range(net.shape.layers - 1), net.shape.layers), 1)
+        ),
         "wide": Trial(
             "twice the width at once, at 0.6 of the rate",
             lambda p: replace(p, rate=1.5e-3),
