@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.libs.engine.test_precision import all_logits
+from tests.libs.engine.test_precision import all_logits, distances
 
 from penstock.checkpoint import inspect
 from penstock.engine.config import EngineConfig
@@ -35,4 +35,4 @@ def test_less_precise_weights_say_nearly_the_same(exact, dtype, step):
         pytest.skip(str(reason))
     found = all_logits(runner, step).cpu()
     assert float((found.argmax(-1) == exact.argmax(-1)).float().mean()) >= agreement
-    assert float((found - exact).abs().mean()) <= distance
+    assert float(distances(found, exact).mean()) <= distance

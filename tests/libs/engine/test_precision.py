@@ -16,10 +16,10 @@ from penstock.models import NAMES, embedded
 
 POSITIONS = 2000
 BOUNDS = {"bfloat16": (0.99, 0.015, 0.5), "int8": (0.98, 0.025, 0.5)}
-"""Share of positions with the same most probable token, mean and largest distance of a logit, against float32.
-Measured: 0.999, 0.0064 and 0.24; 0.986, 0.018 and 0.28."""
+"""Share of positions with the same most probable token, mean and largest distance of a logit, against float32; what all
+logits of a position have in common is no distance. Measured: 0.999, 0.0059 and 0.13; 0.994, 0.023 and 0.23."""
 KV_BOUNDS = {"bfloat16": (0.995, 0.01), "int8": (0.99, 0.02)}
-"""The same for KV in fewer bits beside float32 weights. Measured: 0.999 and 0.0064, 0.9945 and 0.0160."""
+"""The same for KV in fewer bits beside float32 weights. Measured: 0.9995 and 0.0050, 0.999 and 0.0143."""
 
 
 def runner(dtype: str, kernels: bool = True, kv_dtype: str | None = None) -> Runner:
@@ -60,6 +60,12 @@ def all_logits(model: Runner, step: int) -> torch.Tensor:
     return torch.cat(rows)
 
 
+def distances(found: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
+    """[POSITIONS, vocab], of what a softmax sees: adding the same to all logits of a position changes nothing."""
+    found, exact = (logits - logits.mean(-1, keepdim=True) for logits in (found, exact))
+    return (found - exact).abs()
+
+
 @pytest.fixture(scope="module")
 def exact() -> torch.Tensor:
     return all_logits(runner("float32", kernels=False), 250)
@@ -71,7 +77,7 @@ def test_less_precise_weights_say_nearly_the_same(exact, dtype, step):
     agreement, distance, most = BOUNDS[dtype]
     found = all_logits(runner(dtype), step)
     assert float((found.argmax(-1) == exact.argmax(-1)).float().mean()) >= agreement
-    apart = (found - exact).abs()
+    apart = distances(found, exact)
     assert float(apart.mean()) <= distance and float(apart.max()) <= most
 
 
@@ -92,7 +98,7 @@ def test_less_precise_kv_says_nearly_the_same(exact, kv_dtype, kernels):
     agreement, distance = KV_BOUNDS[kv_dtype]
     found = all_logits(runner("float32", kernels, kv_dtype), 250)
     assert float((found.argmax(-1) == exact.argmax(-1)).float().mean()) >= agreement
-    assert float((found - exact).abs().mean()) <= distance
+    assert float(distances(found, exact).mean()) <= distance
 
 
 def test_float32_is_the_same_with_and_without_kernels(exact):
