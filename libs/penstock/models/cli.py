@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -72,27 +70,21 @@ def train(
     from .presets import PRESETS
 
     steps = STEPS if only is None else (only,)
-    with display(Console(stderr=True)) as reporter, _told(FileNotFoundError):
-        train_pair(
-            PRESETS[preset],
-            runs / preset,
-            out or runs / preset,
-            steps,
-            minutes=minutes,
-            save_every=save_every,
-            sitting=sitting,
-            start=start,
-            reporter=reporter,
-        )
-
-
-@contextmanager
-def _told(error: type[Exception]) -> Iterator[None]:
-    """Ends the process with what such an error says."""
-    try:
-        yield
-    except error as reason:
-        sys.exit(str(reason))
+    with display(Console(stderr=True)) as reporter:
+        try:
+            train_pair(
+                PRESETS[preset],
+                runs / preset,
+                out or runs / preset,
+                steps,
+                minutes=minutes,
+                save_every=save_every,
+                sitting=sitting,
+                start=start,
+                reporter=reporter,
+            )
+        except FileNotFoundError as reason:
+            sys.exit(str(reason))
 
 
 @app.command

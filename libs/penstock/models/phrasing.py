@@ -48,38 +48,33 @@ def varied(rng: Random, side: Side, form: str) -> str:
     """A phrasing, its slots in braces, with a light word left out, put in or exchanged, or two parts swapped."""
     if side.evaluation or rng.random() > _VARIED:
         return form
-    words = form.split(" ")
+    parts = form.split(" ")
     for _ in range(rng.choice((1, 1, 2, 3))):
-        at = rng.randrange(len(words))
-        word, draw = words[at], rng.random()
-        if draw < 0.35 and word.lower() in _LIGHT and len(words) > 2:
-            if word in _BETWEEN and rng.random() < 0.6:
-                words[at] = rng.choice(_BETWEEN)
+        at = rng.randrange(len(parts))
+        part, draw = parts[at], rng.random()
+        if draw < 0.35 and part.lower() in _LIGHT and len(parts) > 2:
+            if part in _BETWEEN and rng.random() < 0.6:
+                parts[at] = rng.choice(_BETWEEN)
             else:
-                del words[at]
+                del parts[at]
         elif draw < 0.75:
-            if at and "{" not in words[at - 1] + word:
-                words.insert(at, rng.choice(_FILLERS) if rng.random() < 0.8 else side.pseudo(rng))
+            if at and "{" not in parts[at - 1] + part:
+                parts.insert(at, rng.choice(_FILLERS) if rng.random() < 0.8 else side.pseudo(rng))
         else:
-            words = _swapped(rng, words)
-    text = " ".join(words)
+            _swap(rng, parts)
+    text = " ".join(parts)
     return text[:1].upper() + text[1:] if rng.random() < 0.8 else text[:1].lower() + text[1:]
 
 
-def _swapped(rng: Random, words: list[str]) -> list[str]:
-    """Two parts such as `at {time}` and `on {date}` in the other order, where there are two that a word begins."""
-    starts = [i for i in range(1, len(words) - 1) if words[i] in _BETWEEN and words[i + 1].startswith("{")]
+def _swap(rng: Random, parts: list[str]) -> None:
+    """Exchanges two clauses such as `at {time}` and `on {date}`, where there are two; the marks behind them stay."""
+    starts = [i for i in range(1, len(parts) - 1) if parts[i] in _BETWEEN and parts[i + 1].startswith("{")]
     if len(starts) < 2:
-        return words
+        return
     first, second = sorted(rng.sample(starts, 2))
-    if words[first + 1][-1] != "}" and words[first + 1][-2:-1] != "}":
-        return words
-    swapped = list(words)
-    mark_first, mark_second = (words[i + 1].partition("}")[2] for i in (first, second))
-    slots = [words[i + 1].partition("}")[0] + "}" for i in (first, second)]
-    swapped[first], swapped[second] = words[second], words[first]
-    swapped[first + 1], swapped[second + 1] = slots[1] + mark_first, slots[0] + mark_second
-    return swapped
+    (one, _, behind_one), (other, _, behind_other) = (parts[i + 1].partition("}") for i in (first, second))
+    parts[first], parts[second] = parts[second], parts[first]
+    parts[first + 1], parts[second + 1] = other + "}" + behind_one, one + "}" + behind_other
 
 
 def joint(rng: Random, side: Side, usual: str) -> str:
