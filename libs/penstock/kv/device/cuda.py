@@ -92,12 +92,12 @@ class CudaDevice:
         return CudaArena(self, size)
 
     def open(self, handle: bytes, size: int) -> OpenedCuda:
-        """Maps the arena behind an IPC handle until its last view is gone. Raises DeviceFault and ValueError.
+        """Maps the arena behind an IPC handle until its last view is gone. Raises DeviceFault.
 
         Another process must have made the handle: CUDA does not open its own.
         """
         if len(handle) != HANDLE_BYTES:
-            raise ValueError(f"handle: {len(handle)} bytes; must be {HANDLE_BYTES}")
+            raise DeviceFault(f"handle: {len(handle)} bytes; must be {HANDLE_BYTES}")
         with self.current():
             pointer = int(self.runtime.ipcOpenMemHandle(bytes(handle)))
         return OpenedCuda(_Mapping(self, pointer, size, self.runtime.ipcCloseMemHandle))
