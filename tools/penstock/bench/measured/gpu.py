@@ -21,10 +21,10 @@ def section(now: Results, earlier: Results | None = None) -> str:
     """In Markdown."""
     return f"""## On a GPU
 
-What `pytest tests/gpu/kv -k bandwidth` printed of the store's device tier (64 blocks), and the pace at which the steps of
-`penstock models train` made the embedded pair, captures of their updates included, while tests ran on the same device:
-a script ran them one after another, since the last two had budgets in minutes of their own. One run each. Speed of the
-engine there has not been measured: `python -m tests.gpu.engine.speed DIR` does it.
+What `pytest tests/gpu/kv -k bandwidth` printed of the store's device tier (64 blocks), and the pace at which the
+steps of `penstock models train` made the embedded pair, captures of their updates included, while tests ran on the
+same device: a script ran them one after another, since the last two had budgets in minutes of their own. One run each.
+Speed of the engine there has not been measured: `python -m tests.gpu.engine.speed DIR` does it.
 
 {figures(_LINES, now, earlier)}
 
