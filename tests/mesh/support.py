@@ -178,6 +178,13 @@ async def settled(mesh: Mesh, tokens: list[int]) -> None:
     )
 
 
+async def idle(mesh: Mesh) -> None:
+    """Returns when no worker holds a page for a request, a hand-off or the store: until then what an answer leaves in
+    its worker's pages, above all its last, partly filled one, may not be there to be found."""
+    engines = [worker.engine for worker in mesh.workers]
+    await until(lambda: all(one.stats().free_pages == one.stats().total_pages for one in engines), "no page is held")
+
+
 def fail_once(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next request that decodes loses its worker once, after its first tokens there."""
     failures = 1

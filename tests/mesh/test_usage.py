@@ -20,7 +20,7 @@ from penstock.load.running import run as run_load
 from penstock.testing.mesh import MeshSetup
 from penstock.worker.serving.offering import Handoffs
 
-from .support import BLOCK, ask, body_of, in_pages, prompt, settled, until
+from .support import BLOCK, ask, body_of, idle, in_pages, prompt, settled, until
 
 PLAIN = SamplingParams(
     max_tokens=30, temperature=0.0, ignore_eos=True, logit_bias=dict.fromkeys(range(256, 260), -100.0)
@@ -84,13 +84,18 @@ async def test_end_of_text_as_the_first_token(mesh, http, oracle):
 
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 64, 96, 160])
 async def test_prompts_at_block_borders(mesh, http, oracle, length):
+    """The router knows where blocks are, and of less than one nothing: that goes to any worker, so one answer more than
+    there are workers meets one of them twice."""
     tokens = prompt(f"border/{length}/{mesh.url}", length)
     expected = await oracle(tokens, PLAIN)
-    for _ in range(2):
+    cached = []
+    for _ in range(2 if length >= BLOCK else len(mesh.workers) + 1):
         answer = await ask(http, mesh, tokens, PLAIN)
         assert answer.ids == expected.ids
+        cached.append(answer.cached)
         await settled(mesh, tokens[: length // BLOCK * BLOCK])
-    assert answer.cached == in_pages(length - 1)
+        await idle(mesh)
+    assert cached[0] == 0 and max(cached) == in_pages(length - 1)
 
 
 async def test_streamed_and_whole_agree(mesh, http):
@@ -188,8 +193,7 @@ async def test_the_next_turn_on_the_same_worker_moves_nothing(mesh, http):
     first = await ask(http, mesh, tokens, PLAIN, session="turn")
     full = [*tokens, *first.ids]
     await settled(mesh, full[: (len(full) - 1) // BLOCK * BLOCK])
-    engines = [worker.engine for worker in mesh.workers]
-    await until(lambda: all(one.stats().free_pages == one.stats().total_pages for one in engines), "all is published")
+    await idle(mesh)
 
     def moved():
         metrics = [served.metrics for served in (*mesh.prefill, *mesh.decode)]

@@ -238,8 +238,9 @@ async def test_without_kernels_the_same(kit, mini, plainly):
 
 
 async def test_preempted_requests_keep_their_text(kit, mini, plainly):
+    """In the fewest pages that an engine of this length has."""
     chosen = list(range(0, 120, 2))
-    async with Engine.open(replace(mini, kv_pool_tokens=512, max_model_len=256)) as engine:
+    async with Engine.open(replace(mini, kv_pool_tokens=256, max_model_len=256)) as engine:
         answers = await read_all(kit, engine, [requests()[number] for number in chosen])
         assert engine.stats().preemptions > 0
     for number, answer in zip(chosen, answers, strict=True):
