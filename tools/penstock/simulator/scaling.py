@@ -118,6 +118,7 @@ class ScaledSimulation(Simulation):
             arrived=self._arrived,
             computed_tokens=self._placed_tokens - queued,
             answer_tokens=self._answer_tokens,
+            accepted_tokens=0.0,
             queued_tokens=queued,
             held=len(self.line),
             sequences=sequences,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 
 from penstock.cli.scale.state import MeshNow, MeshSeen
 
@@ -10,7 +11,7 @@ _HALF_LIFE_S, _HALF_LIFE = 60.0, 200.0
 """Of what is believed of the length of prompts and answers, in seconds and in requests, whichever is sooner: what many
 have said since counts for more than what was."""
 _ENOUGH = 3.0
-"""Requests that say something of the length of others."""
+"""Requests, or steps, that say something of others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,27 +24,32 @@ class MeshCounts(MeshNow):
     """Of prompts."""
     answer_tokens: float
     """Generated."""
+    accepted_tokens: float
+    """Those of them that were drafts."""
     queued_tokens: float
     """Of prompts, at workers."""
     held: float
     """Requests that the router holds back."""
 
 
-class _Length:
-    """Tokens of a request, in the mean of late ones; of the last ones while there are too few."""
+class _TokensOfEach:
+    """Tokens of a request, or of a sequence's step, in the mean of late ones; of the last ones while there are too
+    few."""
 
-    def __init__(self) -> None:
-        self._tokens = self._requests = 0.0
+    def __init__(self, half_life: float = inf) -> None:
+        """`half_life`: in requests or steps, if they come sooner than that in seconds."""
+        self._half_life = half_life
+        self._tokens = self._count = 0.0
         self.mean = 0.0
         """0: nothing was seen."""
 
-    def add(self, tokens: float, requests: float, seconds: float) -> None:
+    def add(self, tokens: float, count: float, seconds: float) -> None:
         """So many were seen within so many seconds; a request's tokens may be seen a little before it or after it."""
-        kept = 0.5 ** max(seconds / _HALF_LIFE_S, requests / _HALF_LIFE)
+        kept = 0.5 ** max(seconds / _HALF_LIFE_S, count / self._half_life)
         self._tokens = self._tokens * kept + max(0.0, tokens)
-        self._requests = self._requests * kept + max(0.0, requests)
-        if self._requests >= _ENOUGH or (not self.mean and self._requests > 0):
-            self.mean = self._tokens / self._requests
+        self._count = self._count * kept + max(0.0, count)
+        if self._count >= _ENOUGH or (not self.mean and self._count > 0):
+            self.mean = self._tokens / self._count
 
 
 class LoadMeter:
@@ -51,7 +57,8 @@ class LoadMeter:
 
     def __init__(self) -> None:
         self._last: MeshCounts | None = None
-        self._prompt, self._answer = _Length(), _Length()
+        self._prompt, self._answer = _TokensOfEach(_HALF_LIFE), _TokensOfEach(_HALF_LIFE)
+        self._step = _TokensOfEach()
 
     def look(self, now: MeshCounts) -> MeshSeen | None:
         """What has come since the last reading; None at the first."""
@@ -62,7 +69,9 @@ class LoadMeter:
         arrived = _more(now.arrived, last.arrived)
         placed = now.computed_tokens - last.computed_tokens + now.queued_tokens - last.queued_tokens
         self._prompt.add(placed, arrived - (now.held - last.held), seconds)
-        self._answer.add(now.answer_tokens - last.answer_tokens, arrived, seconds)
+        generated = now.answer_tokens - last.answer_tokens
+        self._answer.add(generated, arrived, seconds)
+        self._step.add(generated, generated - (now.accepted_tokens - last.accepted_tokens), seconds)
         came = placed + (now.held - last.held) * self._prompt.mean
         return MeshSeen(
             at=now.at,
@@ -72,7 +81,7 @@ class LoadMeter:
             backlog_tokens=now.queued_tokens + now.held * self._prompt.mean,
             sequences=now.sequences,
             kv_used=now.kv_used,
-            pace=now.pace,
+            pace=replace(now.pace, step_tokens=max(1.0, self._step.mean)),
             workers=now.workers,
             starting=now.starting,
             judged=now.judged,

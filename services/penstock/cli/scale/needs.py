@@ -46,9 +46,11 @@ class WorkerPace:
     sequence_s: float
     """What each of them adds, with its context."""
     max_running: int
+    step_tokens: float = 1.0
+    """That a sequence gets in a step: more than one where drafts are accepted."""
 
     def places(self, itl_s: float) -> int:
-        """Sequences that one worker may have within the target."""
+        """Sequences that one worker may have within the target: what a step gives at once comes after one step."""
         if self.sequence_s <= 0:
             return self.max_running
         return max(1, min(self.max_running, int((_ROOM * itl_s - self.step_s) / self.sequence_s)))
@@ -56,7 +58,7 @@ class WorkerPace:
     def answer_rate(self, itl_s: float) -> float:
         """Tokens per second of one worker with all places taken."""
         taken = self.places(itl_s)
-        return taken / max(1e-6, self.step_s + taken * self.sequence_s)
+        return taken * self.step_tokens / max(1e-6, self.step_s + taken * self.sequence_s)
 
 
 def prefill_workers(tokens_per_s: float, requests_per_s: float, pace: WorkerPace, targets: SloTargets) -> int:

@@ -76,6 +76,7 @@ class MeshWatch:
             arrived=told.get(f"{TTFT}_count", 0.0) + found.held + waiting,
             computed_tokens=done.get("prompts", 0.0),
             answer_tokens=done.get("generated", 0.0),
+            accepted_tokens=done.get("accepted", 0.0),
             queued_tokens=sum(one.queued_prefill_tokens for one in workers),
             held=found.held,
             sequences=sum(one.running + one.waiting for one in decoding),
@@ -137,7 +138,11 @@ class MeshWatch:
 
 def _done(member: router_pb2.JoinedMember) -> dict[str, float]:
     counts = member.counts
-    return {"prompts": float(counts.prompts.computed), "generated": float(counts.generated)}
+    return {
+        "prompts": float(counts.prompts.computed),
+        "generated": float(counts.generated),
+        "accepted": float(counts.accepted),
+    }
 
 
 def _role(member: router_pb2.JoinedMember) -> WorkRole:

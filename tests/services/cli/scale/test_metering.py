@@ -15,7 +15,10 @@ from .seen import PACE
 
 def counts(at: float, **other: Any) -> MeshCounts:
     figures: dict[str, Any] = dict.fromkeys(
-        ["arrived", "computed_tokens", "answer_tokens", "queued_tokens", "held", "sequences", "kv_used"],
+        [
+            *("arrived", "computed_tokens", "answer_tokens", "accepted_tokens", "queued_tokens"),
+            *("held", "sequences", "kv_used"),
+        ],
         0.0,
     )
     return MeshCounts(at=at, pace=PACE, workers=[], starting={}, **figures | other)
@@ -50,6 +53,17 @@ def test_a_length_that_has_changed_is_known_after_some_hundred_requests() -> Non
         tokens += 80 * (100 if at <= 10 else 8)
         seen = meter.look(counts(at, arrived=80 * at, answer_tokens=tokens))
     assert seen is not None and seen.answer_tokens_per_s < 80 * 16
+
+
+def test_a_step_gives_as_many_tokens_as_late_ones_gave() -> None:
+    meter = LoadMeter()
+    meter.look(counts(0))
+    seen = meter.look(counts(10, arrived=10, answer_tokens=1000, accepted_tokens=0))
+    assert seen is not None and seen.pace.step_tokens == 1.0
+    seen = meter.look(counts(610, arrived=20, answer_tokens=4000, accepted_tokens=2000))
+    assert seen is not None and seen.pace.step_tokens == pytest.approx(3.0, abs=0.01), "what was long ago is forgotten"
+    seen = meter.look(counts(620, arrived=20, answer_tokens=4000, accepted_tokens=2000))
+    assert seen is not None and seen.pace.step_tokens == pytest.approx(3.0, abs=0.01), "without steps nothing is new"
 
 
 def test_a_count_that_seems_to_shrink_is_no_load() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import log
 
 import pytest
@@ -40,6 +41,14 @@ def test_decode_grows_with_its_causes(tokens: float, sequences: float, kv: float
     assert decode_workers(tokens, sequences * factor, kv, PACE, TARGETS) >= count
     assert decode_workers(tokens, sequences, kv * factor, PACE, TARGETS) >= count
     assert count * PACE.places(TARGETS.itl_s) >= sequences - 1e-6
+
+
+@given(st.floats(0, 20_000), st.floats(1, 8))
+def test_accepted_drafts_need_fewer_workers(tokens: float, step_tokens: float) -> None:
+    drafting = replace(PACE, step_tokens=step_tokens)
+    assert decode_workers(tokens * step_tokens, 0.0, 0.0, drafting, TARGETS) == decode_workers(
+        tokens, 0.0, 0.0, PACE, TARGETS
+    ), "an answer of so many more tokens takes as many steps"
 
 
 def test_places_keep_the_step_within_the_target() -> None:
