@@ -160,6 +160,12 @@ class GatewayMetrics(Metrics):
             _MODEL,
         )
         self._replans = self._counter("penstock_replans", "Requests that moved to other workers", _MODEL)
+        self._spilled = self._counter(
+            "penstock_spilled",
+            "Plans taken at another site, by site and why this one has none: sooner there, full here, away here",
+            "site",
+            "reason",
+        )
         self.usage_defects = self._counter(
             "penstock_usage_defects", "Reports of workers whose tokens are not those of their request"
         )
@@ -192,6 +198,10 @@ class GatewayMetrics(Metrics):
             _MODEL,
             "outcome",
         )
+
+    def spill(self, site: str, reason: str) -> None:
+        """Counts a plan that was taken at another site."""
+        self._spilled.labels(site, reason).inc()
 
     def of(self, model: str) -> ModelMetrics:
         """Those of one of the models that are served; names that clients send are none."""

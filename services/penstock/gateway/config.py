@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -29,12 +30,34 @@ from penstock.runtime.config import (
 from penstock.runtime.redis_client import REDIS_SCHEMES
 
 
+def far_sites(own: str, written: Sequence[str]) -> Mapping[str, tuple[HostPort, ...]]:
+    """The routers of each other site that the setting `far` names, in its order. Raises ConfigError."""
+    found: dict[str, tuple[HostPort, ...]] = {}
+    for said in written:
+        name, _, routers = said.partition("=")
+        try:
+            listed = tuple(dict.fromkeys(HostPort(router.strip()) for router in routers.split(",")))
+        except ValueError:
+            raise ConfigError("far", said, "write NAME=HOST:PORT, for example osaka=10.2.0.1:7401") from None
+        if not name or name == own or name in found:
+            raise ConfigError("far", said, "give each other site one name, which is not that of --site")
+        found[name] = listed
+    return found
+
+
 @dataclass(frozen=True, kw_only=True)
 class GatewayConfig:
     """Settings of one gateway."""
 
     router: Addresses
     """Addresses of the routers, host:port with commas between them. One plans until it fails, then another."""
+    site: str = "here"
+    """Name of the site that these routers and their workers are at."""
+    far: tuple[str, ...] = ()
+    """Routers of other sites, NAME=HOST:PORT,HOST:PORT for each site, the nearest first: requests go there where that
+    is predicted to be sooner, the way included."""
+    spill_s: float = 1.0
+    """Seconds until the first token, predicted, up to which no other site is asked."""
     model_dir: Path
     """The model's directory; the gateway reads only its tokenizer and templates."""
     tool_format: str = ""
@@ -151,6 +174,7 @@ class GatewayConfig:
         address_lists(self, "router")
         if not self.router:
             raise ConfigError("router", "", "give the address of a router, host:port")
+        far_sites(self.site, self.far)
         addresses(self, "http_address", "grpc_address")
         optional_addresses(self, "metrics_address")
         at_least(self, 1, "max_live_requests", "max_body_bytes", "max_upload_bytes", "max_n", "max_request_tokens")
@@ -158,7 +182,16 @@ class GatewayConfig:
         at_least(self, 1, "max_batch_lines", "max_tenant_batches", "max_live_lines", "batch_kept_s")
         at_least(self, 1, "max_responses", "max_responses_bytes", "max_tenant_responses", "max_tenant_responses_bytes")
         more_than(self, 0, "request_timeout_s", "ping_s", "responses_ttl_s")
-        at_least(self, 0, "failover_s", "max_sessions", "max_session_tokens", "max_tenant_session_tokens", "drain_s")
+        at_least(
+            self,
+            0,
+            "spill_s",
+            "failover_s",
+            "max_sessions",
+            "max_session_tokens",
+            "max_tenant_session_tokens",
+            "drain_s",
+        )
         at_least(self, 0, "max_past_requests", "max_past_bytes")
         one_of(self, LOG_LEVELS, "log_level")
         one_of(self, ("keep", "move", "drop"), "volatile_lines")

@@ -26,7 +26,7 @@ from penstock.gateway.completing.models import Models
 from penstock.gateway.completing.past import PastRequests
 from penstock.gateway.completing.sources import read_models
 from penstock.gateway.completing.threads import open_threads
-from penstock.gateway.config import GatewayConfig
+from penstock.gateway.config import GatewayConfig, far_sites
 from penstock.gateway.door.answering import LineDoor
 from penstock.gateway.door.drain import Drain
 from penstock.gateway.door.http import application
@@ -36,7 +36,7 @@ from penstock.gateway.door.rpc import GatewayService
 from penstock.gateway.door.rpc_entrance import SERVICE, RpcEntrance
 from penstock.gateway.door.server import serve_http
 from penstock.gateway.door.tls import Certificate
-from penstock.gateway.mesh.plans import RouterCalls
+from penstock.gateway.mesh.sites import Sites
 from penstock.gateway.mesh.view import RouterView, open_view
 from penstock.gateway.mesh.workers import open_worker_channels
 from penstock.grammar.compiling import open_compiler
@@ -92,6 +92,7 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
     admission = Admission(config.max_live_requests, metrics)
     started = int(time.time())
     tokenizers = {source.name: source.model.fingerprint for source in sources}
+    routers = {config.site: config.router, **far_sites(config.site, config.far)}
     own: asyncio.Future[router_pb2.MeshWatcher] = asyncio.get_running_loop().create_future()
     async with (
         open_ledger(config.ledger, terms, failed) as ledger,
@@ -99,7 +100,7 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
         open_batches(config, metrics) as batches,
         open_channels() as channels,
         open_worker_channels(channels, failed) as workers,
-        open_view(channels, config.router, tokenizers=tokenizers, own=own, failed=failed) as view,
+        open_view(channels, routers, tokenizers=tokenizers, own=own, failed=failed) as view,
         AsyncExitStack() as stack,
     ):
         models = [await stack.enter_async_context(rendering_apart(source.model)) for source in sources]
@@ -110,12 +111,13 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
         with open_threads() as threads:
             limiter = Limiter(terms, ledger.spent_today)
             await stack.enter_async_context(sharing(limiter, ledger, failed))
+            sites = Sites(channels, view, spill_s=config.spill_s, spilled=metrics.spill)
             shared = SharedParts(
                 auth=auth,
                 ledger=ledger,
                 limiter=limiter,
                 view=view,
-                channels=channels,
+                sites=sites,
                 workers=workers,
                 threads=threads,
                 sessions=Sessions(config.max_sessions, config.max_session_tokens, config.max_tenant_session_tokens),
@@ -139,7 +141,7 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
                 past=shared.past,
                 refusals=Refusals(metrics, min(config.max_past_requests, 256)),
                 view=view,
-                routers=RouterCalls(channels, view),
+                sites=sites,
                 metrics=metrics,
                 drain=Drain(served),
                 responses=responses,

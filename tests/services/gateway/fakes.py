@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import grpc
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -127,6 +128,11 @@ class Script:
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     refuse: PenstockError | None = None
     """What the router answers."""
+    reasons: dict[str, Any] = field(default_factory=dict)
+    """What it says of its plans, other than REASONS."""
+    held: bool = False
+    """It holds requests back until `room` is set."""
+    room: asyncio.Event = field(default_factory=asyncio.Event)
     logprobs: bool = True
     retained: common_pb2.Retained | None = None
     """What decode says that it keeps."""
@@ -147,6 +153,8 @@ class Router(router_pb2_grpc.RouterServicer):
         """Number of keys in each message."""
         self.progress: list[router_pb2.PlanProgress] = []
         self.hints: list[common_pb2.SessionHint] = []
+        self.evicted: list[bytes] = []
+        """Namespaces."""
         self.away = False
         self.live = 0
         self.view = router_pb2.MeshView()
@@ -169,6 +177,9 @@ class Router(router_pb2_grpc.RouterServicer):
                     continue
                 epoch += 1
                 self.asks.append(message.ask)
+                if self._mesh.script.held:
+                    yield router_pb2.PlanResponse(held=router_pb2.HeldBack())
+                    await self._mesh.script.room.wait()
                 yield self._mesh.plan(message.ask, epoch)
         finally:
             self.live -= 1
@@ -189,6 +200,13 @@ class Router(router_pb2_grpc.RouterServicer):
             raise Unavailable("the router is going away")
         self.hints.extend(request.hints)
         return common_pb2.HintResponse()
+
+    async def Evict(self, request, context):
+        if self.away:
+            raise Unavailable("the router is going away")
+        self.evicted.append(request.namespace)
+        member = router_pb2.MemberEvicted(member_id="store", address=self._mesh.address, answered=True)
+        return router_pb2.EvictResponse(members=[member])
 
     async def Watch(self, request, context):
         while True:
@@ -435,7 +453,7 @@ class FakeMesh:
     def plan(self, ask: router_pb2.PlanAsk, epoch: int) -> router_pb2.PlanResponse:
         if self.script.refuse is not None:
             raise self.script.refuse
-        plan = router_pb2.PlanResponse(epoch=epoch, reasons=router_pb2.PlanReasons(**REASONS))
+        plan = router_pb2.PlanResponse(epoch=epoch, reasons=router_pb2.PlanReasons(**REASONS | self.script.reasons))
         place = self.script.places.get(ask.model_name)
         mine = slice(None) if place is None else slice(place, place + 1)
         plan.decode.CopyFrom(_pick(self.decodes[mine], ask))

@@ -57,9 +57,9 @@ class Network:
         self._cable("", "b", 5)
         self._cable("a", "b", 9)
 
-    def from_here(self, host: str) -> str:
-        """The address of a host's store for this process."""
-        return f"{self._net}.{ {'a': 2, 'b': 6}[host] }:{PORT}"
+    def from_here(self, host: str, port: int = PORT) -> str:
+        """The address of a service, by default its store, on a host for this process."""
+        return f"{self._net}.{ {'a': 2, 'b': 6}[host] }:{port}"
 
     @property
     def a_from_b(self) -> str:
@@ -102,26 +102,33 @@ class Network:
     def _tc(self, what: str, *rest: str) -> None:
         command("tc", "-n", self.names["a"], "qdisc", what, "dev", f"{self._tag}ab", "root", *rest)
 
-    # -- stores
+    def cut_off(self, host: str) -> None:
+        """Nothing passes between this process and a host."""
+        command("ip", "link", "set", f"{self._tag}r{host}", "down")
+
+    # -- processes
 
     def store(self, host: str, host_bytes: int, *options: str) -> None:
         """A store process on a host, ready when this returns."""
+        self.processes[host] = self.start(host, "kvstore", "--host-bytes", str(host_bytes), "--host-id", host, *options)
+
+    def start(self, host: str, service: str, *options: str, port: int = PORT) -> subprocess.Popen[bytes]:
+        """A service on a host, which listens at a port and is ready when this returns."""
         ours, theirs = socket.socketpair()
         paths = [str(Path(module.__file__ or "").parents[2]) for module in (client_module, service_module)]
-        inside = ["ip", "netns", "exec", self.names[host], sys.executable, "-m", "penstock.kvstore"]
-        inside += ["--address", f"0.0.0.0:{PORT}"]
+        inside = ["ip", "netns", "exec", self.names[host], sys.executable, "-m", f"penstock.{service}"]
         with theirs:
             process = subprocess.Popen(
-                [*inside, "--host-bytes", str(host_bytes), "--host-id", host, *options],
+                [*inside, "--address", f"0.0.0.0:{port}", *options],
                 env={**os.environ, SUPERVISOR_FD: str(theirs.fileno()), "PYTHONPATH": os.pathsep.join(paths)},
                 pass_fds=[theirs.fileno()],
                 stderr=subprocess.DEVNULL,
             )
         self._stack.callback(ours.close)
         self._stack.callback(_kill, process)
-        self.processes[host] = process
         with ours.makefile() as lines:
             assert json.loads(lines.readline())["address"]
+        return process
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -6,8 +6,9 @@ import asyncio
 
 from penstock.bench.harness import BenchReport, figure, missing
 from penstock.bench.measured.document import section
-from penstock.bench.speculation.delays import KnownTexts, SlowLink
+from penstock.bench.speculation.delays import KnownTexts
 from penstock.bench.speculation.meshes import FORMS
+from penstock.testing.slow_link import SlowLink
 
 TEXT = [(place * place) % 89 for place in range(1000)]
 
@@ -34,8 +35,8 @@ async def test_a_link_holds_bytes_back_and_changes_none() -> None:
     loop = asyncio.get_running_loop()
     async with await asyncio.start_server(echo, "127.0.0.1", 0) as server:
         link = SlowLink(server.sockets[0].getsockname()[1], delay_s=0.05)
-        async with await asyncio.start_server(link.relay, "127.0.0.1", 0) as relay:
-            reader, writer = await asyncio.open_connection(*relay.sockets[0].getsockname())
+        async with link.serving() as address:
+            reader, writer = await asyncio.open_connection(*address.split(":"))
             for word in (b"one", b"another"):
                 began = loop.time()
                 writer.write(word)

@@ -86,6 +86,7 @@ def _attempt(trial: TriedPlan, began: float) -> Json:
         "at": round(trial.planned_at - began, 6),
         "tokens_before": trial.start,
         "plan": chosen.plan,
+        **({"site": chosen.site} if chosen.site else {}),
         "prefill": None if chosen.prefill is None else _place(chosen.prefill),
         "decode": _place(chosen.decode),
         "reasons": None if chosen.reasons is None else asdict(chosen.reasons),

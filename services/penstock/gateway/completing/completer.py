@@ -39,7 +39,7 @@ from penstock.gateway.completing.tokens import Tokens
 from penstock.gateway.completing.tracing import trace_request
 from penstock.gateway.completing.volatile import VolatileLines
 from penstock.gateway.config import GatewayConfig
-from penstock.gateway.mesh.plans import RouterCalls
+from penstock.gateway.mesh.sites import Sites
 from penstock.gateway.mesh.view import RouterView
 from penstock.gateway.mesh.workers import WorkerChannels, Workers
 from penstock.gateway.request.ask import Ask, Conversation, Prompt
@@ -49,7 +49,6 @@ from penstock.grammar.compiling import GrammarCompiler
 from penstock.grammar.recipe import Recipe
 from penstock.kv.hint import ReturnHint
 from penstock.kv.identity import NAMESPACE_BYTES, root_key
-from penstock.rpc.channels import Channels
 from penstock.runtime.metrics import GatewayMetrics
 from penstock.runtime.tasks import beside
 
@@ -65,7 +64,7 @@ class SharedParts:
     ledger: UsageLedger
     limiter: Limiter
     view: RouterView
-    channels: Channels
+    sites: Sites
     workers: WorkerChannels
     threads: Threads
     sessions: Sessions
@@ -93,7 +92,7 @@ class Completer:
         self._ledger = shared.ledger
         self._limiter = shared.limiter
         self._view = shared.view
-        self._router = RouterCalls(shared.channels, shared.view)
+        self._sites = shared.sites
         self._workers = shared.workers
         self._threads = shared.threads
         self._compiler = compiler
@@ -172,7 +171,7 @@ class Completer:
 
     async def hint(self, session: str, hint: ReturnHint) -> None:
         """Tells the router when a session returns, or that it has ended. Raises Unavailable when the call fails."""
-        await self._router.hint(session, hint)
+        await self._sites.hint(session, hint)
 
     def _left(self, caller: Caller) -> float:
         """Seconds that the request may still take."""
@@ -290,7 +289,7 @@ class Completer:
             async with asyncio.timeout(remaining()):
                 await self._view.hopeful(self.name, pause_s)
 
-        plans = self._router.plans(remaining)
+        plans = self._sites.plans(remaining)
         workers = Workers(self._workers, self._view, remaining)
         patience_s = self._patience_s(caller)
         return Flow(request, plans, workers, accept, hopeful=hopeful, failover_s=patience_s, taken=caller.taken)

@@ -42,5 +42,7 @@ def _plan(chosen: Assignment) -> dict[str, Any]:
     found: dict[str, Any] = {"decode": chosen.decode.member}
     if chosen.prefill is not None:
         found["prefill"] = chosen.prefill.member
+    if chosen.site:
+        found["site"] = chosen.site
     reasons = asdict(chosen.reasons) if chosen.reasons else {}
     return found | {name: round(said, 6) if isinstance(said, float) else said for name, said in reasons.items()}

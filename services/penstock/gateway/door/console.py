@@ -82,7 +82,7 @@ class _Console:
 
     def __init__(self, reception: Reception) -> None:
         self._reception = reception
-        self._mesh = ShownMesh(reception.routers)
+        self._mesh = ShownMesh(reception.sites)
         self._keyless = reception.config.api_keys is None
 
     async def page(self, request: Request) -> Response:

@@ -46,4 +46,4 @@ async def evict_tenant(reception: Reception, tenant: str, headers: Mapping[str, 
     known = [found for model in reception.models if (found := reception.view.known(model.name)) is not None]
     roots = [root_key(found.spec, namespace) for found in known]
     request = router_pb2.EvictRequest(namespace=namespace[:NAMESPACE_BYTES], roots=roots)
-    return await reception.routers.evict(request)
+    return await reception.sites.evict(request)

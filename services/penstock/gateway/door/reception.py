@@ -18,7 +18,7 @@ from penstock.gateway.completing.threads import Threads
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.door.drain import Drain
 from penstock.gateway.door.refusals import Arrival, Refusals
-from penstock.gateway.mesh.plans import RouterCalls
+from penstock.gateway.mesh.sites import Sites
 from penstock.gateway.mesh.view import RouterView
 from penstock.runtime.metrics import GatewayMetrics
 
@@ -37,7 +37,7 @@ class Reception:
     past: PastRequests
     refusals: Refusals
     view: RouterView
-    routers: RouterCalls
+    sites: Sites
     metrics: GatewayMetrics
     drain: Drain
     responses: ResponseStore

@@ -48,19 +48,24 @@ _Call = grpc.aio.StreamStreamCall[router_pb2.PlanRequest, router_pb2.PlanRespons
 
 
 class Routers(Protocol):
-    """Which routers there are; see RouterView."""
+    """Which routers there are at each site; see RouterView."""
 
-    def routers(self) -> list[str]: ...
+    def routers(self, site: str) -> list[str]: ...
 
-    async def gave_up(self, router: str) -> None: ...
+    async def gave_up(self, site: str, router: str) -> None: ...
+
+
+class HeldBack(Exception):
+    """The router has no room for the request now, and gives its plan when there is some."""
 
 
 class RouterCalls:
-    """The routers, for all requests."""
+    """The routers of one site, for all requests."""
 
-    def __init__(self, channels: Channels, routers: Routers) -> None:
+    def __init__(self, channels: Channels, routers: Routers, site: str) -> None:
         self._channels = channels
         self._routers = routers
+        self.site = site
 
     def plans(self, remaining: Callable[[], float]) -> PlanStream:
         """The plans of one choice; `remaining` gives the seconds until the request's deadline."""
@@ -68,11 +73,11 @@ class RouterCalls:
 
     def order(self) -> list[str]:
         """The addresses of all, in the order in which to ask."""
-        return self._routers.routers()
+        return self._routers.routers(self.site)
 
     async def gave_up(self, router: str) -> None:
         """This one does not plan, another may."""
-        await self._routers.gave_up(router)
+        await self._routers.gave_up(self.site, router)
 
     def stub(self, router: str) -> router_pb2_grpc.RouterAsyncStub:
         """Calls to one of them."""
@@ -136,17 +141,22 @@ class PlanStream:
         self._asked: tuple[ChoiceRequest, Assignment] | None = None
         """What the stream is charged with."""
 
-    async def ask(self, request: ChoiceRequest, generated: int, avoid: Mapping[str, Reason]) -> Assignment:
+    async def ask(
+        self, request: ChoiceRequest, generated: int, avoid: Mapping[str, Reason], *, waits: bool = True
+    ) -> Assignment:
         """Asks a router for workers, which replace those of an earlier plan; one that holds the request back answers
-        later. Raises Overloaded, Unavailable, and the error with which the router refuses the request.
+        later. Raises Overloaded, Unavailable, and the error with which the router refuses the request; without `waits`
+        also HeldBack, after which `when_there_is_room` gives the plan.
 
         `generated` tokens of the answer exist; the members in `avoid` have not helped.
         """
 
         async def answer(call: _Call, patience_s: float) -> Assignment:
-            said = await self._exchange(call, wire.plan_ask(request, generated, avoid, request.known_keys), patience_s)
+            said = await self._exchange(
+                call, wire.plan_ask(request, generated, avoid, request.known_keys), patience_s, waits=waits
+            )
             if said.keys_wanted:
-                said = await self._exchange(call, wire.plan_ask(request, generated, avoid), patience_s)
+                said = await self._exchange(call, wire.plan_ask(request, generated, avoid), patience_s, waits=waits)
             return wire.assignment(said)
 
         self._asked = None
@@ -180,6 +190,16 @@ class PlanStream:
             if gone and not last:
                 await self._routers.gave_up(router)
         raise fault
+
+    async def when_there_is_room(
+        self, request: ChoiceRequest, generated: int, avoid: Mapping[str, Reason]
+    ) -> Assignment:
+        """The plan of a router that has held the request back. Raises as `ask` does."""
+        assert self._call is not None
+        try:
+            return self._charged(request, wire.assignment(await self._read(self._call)))
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            return await self.ask(request, generated, avoid)
 
     async def progress(self, generated: int) -> None:
         """Tells the router that the prompt is computed. Never fails: the router is not on the token path."""
@@ -228,17 +248,25 @@ class PlanStream:
         if self._call is not None:
             self._call.cancel()
 
-    @staticmethod
-    async def _exchange(call: _Call, request: router_pb2.PlanRequest, patience_s: float) -> router_pb2.PlanResponse:
+    async def _exchange(
+        self, call: _Call, request: router_pb2.PlanRequest, patience_s: float, *, waits: bool = True
+    ) -> router_pb2.PlanResponse:
         try:
             async with asyncio.timeout(patience_s) as patience:
                 await call.write(request)
-                answer = await call.read()
-                if isinstance(answer, router_pb2.PlanResponse) and answer.HasField("held"):
+                answer = await self._read(call)
+                if answer.HasField("held"):
+                    if not waits:
+                        raise HeldBack
                     patience.reschedule(None)  # until the deadline of the call, which is the request's
-                    answer = await call.read()
+                    answer = await self._read(call)
         except TimeoutError:
             raise asyncio.InvalidStateError("the router does not answer") from None
+        return answer
+
+    @staticmethod
+    async def _read(call: _Call) -> router_pb2.PlanResponse:
+        answer = await call.read()
         if not isinstance(answer, router_pb2.PlanResponse):
             code = await call.code()
             if code is not grpc.StatusCode.OK:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
-from penstock.gateway.mesh.plans import RouterCalls
+from penstock.gateway.mesh.sites import Sites
 from penstock.rpc.shown.figures import Json, frame_of
 from penstock.rpc.shown.plans import plan_names, plans_of
 from penstock.rpc.shown.sessions import addresses, sessions_of
@@ -47,8 +47,9 @@ class Lately(Generic[_Found]):
 class ShownMesh:
     """Asks the routers of a gateway."""
 
-    def __init__(self, routers: RouterCalls) -> None:
-        self._routers = routers
+    def __init__(self, sites: Sites) -> None:
+        self._sites = sites
+        self._routers = sites.own.calls
         self._members = Lately(self._ask_members)
         self._sessions = Lately(self._ask_sessions)
 
@@ -69,7 +70,7 @@ class ShownMesh:
         async def ask(stub: router_pb2_grpc.RouterAsyncStub) -> router_pb2.PlansResponse:
             return await stub.Plans(request, timeout=_CALL_S)
 
-        plans = plans_of(await self._routers.of_all(ask)) if names else {}
+        plans = plans_of(await self._sites.of_all(ask)) if names else {}
         return {"request": record, "plans": plans, "members": addresses(await self._members.get())}
 
     async def _ask_members(self) -> router_pb2.MembersResponse:

@@ -33,16 +33,21 @@ class ModelView:
 
 
 class RouterView:
-    """Follows every router's view of this gateway's models, and believes the one that it plans with; made by
-    `open_view`."""
+    """Follows every router's view of this gateway's models, and believes the one that it plans with: of its own site,
+    unless no worker is there. Made by `open_view`."""
 
     def __init__(
-        self, tokenizers: Mapping[str, str], routers: Sequence[str], own: asyncio.Future[router_pb2.MeshWatcher]
+        self,
+        tokenizers: Mapping[str, str],
+        sites: Mapping[str, Sequence[str]],
+        own: asyncio.Future[router_pb2.MeshWatcher],
     ) -> None:
-        """`tokenizers` has the fingerprint of each model's tokenizer, by the model's name; `routers` the addresses;
-        `own` says where this gateway is, once that is known."""
+        """`tokenizers` has the fingerprint of each model's tokenizer, by the model's name; `sites` the addresses of the
+        routers of each site, this gateway's first; `own` says where this gateway is, once that is known."""
         self._own = own
-        self._choice: RouterChoice[router_pb2.MeshView] = RouterChoice(routers)
+        self._sites: dict[str, RouterChoice[router_pb2.MeshView]] = {
+            site: RouterChoice(routers) for site, routers in sites.items()
+        }
         self._tokenizers = tokenizers
         self._models: Mapping[str, ModelView] = {}
         self._missing: frozenset[str] = frozenset()
@@ -106,45 +111,62 @@ class RouterView:
             if not self._calls[member]:
                 del self._calls[member]
 
-    def routers(self) -> list[str]:
-        """The addresses of the routers, in the order in which to ask them for a plan."""
-        return self._choice.order()
+    def sites(self) -> list[str]:
+        """The names of all sites, this gateway's first."""
+        return [*self._sites]
 
-    async def gave_up(self, router: str) -> None:
-        """A router gave no plan where another may: this gateway plans with the next."""
-        self._choice.failed(router)
+    def serves_at(self, site: str, name: str) -> bool:
+        """Whether workers of a site could take a request for this model now, and give the tokens that those here would
+        give: they have the same weights, and compute with the same numbers."""
+        view, known = self._sites[site].view, self._models.get(name)
+        found = [] if view is None else [model for model in view.models if model.name == name and model.ready]
+        return known is not None and any(spec_from_message(model.spec) == known.spec for model in found)
+
+    def routers(self, site: str) -> list[str]:
+        """The addresses of a site's routers, in the order in which to ask them for a plan."""
+        return self._sites[site].order()
+
+    async def gave_up(self, site: str, router: str) -> None:
+        """A router gave no plan where another of its site may: this gateway plans with the next."""
+        self._sites[site].failed(router)
         await self._believe()
 
     async def follow(self, channels: Channels) -> None:
         """Keeps watching; reconnects, ever more patiently, when a router goes away."""
 
-        async def watch(router: str, connection: Connection) -> None:
+        async def watch(choice: RouterChoice[router_pb2.MeshView], router: str, connection: Connection) -> None:
             request = router_pb2.WatchRequest(watcher=await asyncio.shield(self._own))
             call = router_pb2_grpc.RouterStub(channels.to(router)).Watch(request)
             try:
                 async for view in call:
                     connection.established = True
-                    useful = any(found.ready and found.name in self._tokenizers for found in view.models)
-                    self._choice.heard(router, view, useful=useful)
+                    choice.heard(router, view, useful=self._useful(view))
                     await self._believe()
             finally:
                 call.cancel()
-                self._choice.lost(router)
+                choice.lost(router)
                 await self._believe()
 
         watches = (
-            stay(partial(watch, router), peer="router", log=self._log.bind(router=router), pauses=_PAUSES)
-            for router in self._choice.order()
+            stay(partial(watch, choice, router), peer="router", log=self._log.bind(router=router), pauses=_PAUSES)
+            for choice in self._sites.values()
+            for router in choice.order()
         )
         await first_of(*watches)
 
     async def _believe(self) -> None:
-        """Takes over what the chosen router says."""
-        view = self._choice.view
-        if view is None:
-            await self._set(False, self._models)
+        """Takes over what the chosen router of the first site says that has workers; else of the first that answers.
+        Who is silent is said by those of all sites."""
+        views = [view for choice in self._sites.values() if (view := choice.view) is not None]
+        self._hear(frozenset(member for view in views for member in view.silent))
+        if views:
+            await self._update(next(filter(self._useful, views), views[0]))
         else:
-            await self._update(view)
+            await self._set(False, self._models)
+
+    def _useful(self, view: router_pb2.MeshView) -> bool:
+        """Whether a request could be placed by it."""
+        return any(found.ready and found.name in self._tokenizers for found in view.models)
 
     async def _update(self, view: router_pb2.MeshView) -> None:
         models = {found.name: self._described(found) for found in view.models if found.name in self._tokenizers}
@@ -152,7 +174,6 @@ class RouterView:
         if missing and missing != self._missing and view.models:
             self._log.warning("no workers of a model", wanted=sorted(missing), served=[m.name for m in view.models])
         self._missing = missing
-        self._hear(frozenset(view.silent))
         await self._set(True, {name: model for name, model in models.items() if model is not None})
 
     def _described(self, found: router_pb2.ServedModel) -> ModelView | None:
@@ -182,14 +203,15 @@ class RouterView:
 @asynccontextmanager
 async def open_view(
     channels: Channels,
-    routers: Sequence[str],
+    sites: Mapping[str, Sequence[str]],
     *,
     tokenizers: Mapping[str, str],
     own: asyncio.Future[router_pb2.MeshWatcher],
     failed: Failed,
 ) -> AsyncIterator[RouterView]:
-    """A view that follows the routers for the length of the block, as soon as they can be told where this gateway is.
+    """A view that follows the routers of all sites for the length of the block, as soon as they can be told where this
+    gateway is.
     `failed` counts defects, which restart it."""
-    view = RouterView(tokenizers, routers, own)
+    view = RouterView(tokenizers, sites, own)
     async with beside(lambda: view.follow(channels), name="router view", on_failure="restart", failed=failed):
         yield view

@@ -112,6 +112,8 @@ class Assignment:
     reasons: Reasons | None = None
     plan: str = ""
     """What the router calls it."""
+    site: str = ""
+    """Where the workers are, if the gateway knows several sites."""
 
 
 class SampledToken(msgspec.Struct, frozen=True, gc=False):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import statistics
 import sys
 import zlib
@@ -21,6 +20,7 @@ from penstock.checkpoint import tokenizer_fingerprint
 from penstock.draft.drafts import Description
 from penstock.models import embedded
 from penstock.testing.drafters import PlainForesight, served_drafts
+from penstock.testing.slow_link import SlowLink
 
 _LINKED = "linked"
 _DELAYS_MS = (0, 2, 5, 10, 20, 35, 50)
@@ -60,48 +60,6 @@ class KnownTexts:
         token = self._next.get(tail, 0)
         drawn = zlib.crc32(repr(tail).encode()) / 2**32
         return token if drawn < self.right else (token + 1) % self._vocabulary
-
-
-@dataclass(slots=True)
-class SlowLink:
-    """A TCP relay to a port of 127.0.0.1, which holds all bytes back."""
-
-    port: int
-    delay_s: float = 0.0
-    """Of the way there and back together."""
-
-    async def relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, until either side ends it."""
-        others = await asyncio.open_connection("127.0.0.1", self.port)
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._one_way(reader, others[1]))
-                tasks.create_task(self._one_way(others[0], writer))
-        except* OSError:
-            pass
-        finally:
-            writer.close()
-            others[1].close()
-
-    async def _one_way(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        loop = asyncio.get_running_loop()
-        line: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(_deliver(line, writer))
-            data = b"-"
-            while data:
-                data = await reader.read(1 << 16)
-                line.put_nowait((loop.time() + self.delay_s / 2, data))
-
-
-async def _deliver(line: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter) -> None:
-    """Writes each when it is due, and passes the end on."""
-    data = b"-"
-    while data:
-        due, data = await line.get()
-        await asyncio.sleep(max(0.0, due - asyncio.get_running_loop().time()))
-        writer.write(data)
-    writer.write_eof()
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,11 +128,11 @@ async def _bench(prompts: int) -> AsyncIterator[_Bench]:
     description = Description(tokenizer_fingerprint(target), tokenizer.get_vocab)
     async with served_drafts(PlainForesight(texts.guess), description) as (server, _):
         link = SlowLink(server.port)
-        relay = await asyncio.start_server(link.relay, "127.0.0.1", 0)
-        async with relay:
-            address = f"127.0.0.1:{relay.sockets[0].getsockname()[1]}"
-            async with running(target, {_LINKED: Form(address, WITHOUT_LOOKUP)}) as meshes:
-                yield _Bench(meshes[_LINKED], texts, link, list(_prompts(tokenizer, prompts)))
+        async with (
+            link.serving() as address,
+            running(target, {_LINKED: Form(address, WITHOUT_LOOKUP)}) as meshes,
+        ):
+            yield _Bench(meshes[_LINKED], texts, link, list(_prompts(tokenizer, prompts)))
 
 
 def _prompts(tokenizer: Tokenizer, count: int) -> Iterable[Sequence[int]]:

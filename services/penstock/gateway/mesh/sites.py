@@ -1,0 +1,216 @@
+"""Several sites, each with workers, stores and routers of its own: where a request is served.
+
+Nothing of a site's state is kept elsewhere. Its routers alone know what its workers have to do and which prefixes its
+stores hold, so they are asked: a gateway takes the plan of its own site unless that predicts a long wait for the first
+token; then it asks the others too, and takes the plan with the fewest seconds until the end of the answer, the way
+included. A session that has gone elsewhere goes on there as long as its prefix makes that site the sooner one, and any
+gateway finds it again in the same way: no table says where a session lives.
+
+The way is one round trip, measured at each ask: it is what the first token takes longer, and the others come as fast as
+they are made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+
+from penstock.errors import Overloaded, PenstockError, Unavailable
+from penstock.gateway.mesh.plans import Answer, AskRouter, HeldBack, PlanStream, RouterCalls
+from penstock.gateway.mesh.view import RouterView
+from penstock.gateway.request.work import Assignment, ChoiceRequest, Reason
+from penstock.kv.hint import ReturnHint
+from penstock.rpc.channels import Channels
+from penstock.v1 import router_pb2
+
+_FAR_S = 2.0
+"""Most seconds for the plan of another site."""
+_SLACK = 1.1
+"""By how much the shortest way that was seen grows with each that was longer: ways change."""
+
+Spilled = Callable[[str, str], None]
+"""Called with the name of a site that takes a request, and why its own does not: sooner, full or away."""
+
+
+@dataclass(slots=True)
+class Site:
+    """Where workers are."""
+
+    calls: RouterCalls
+    way_s: float = 0.0
+    """There and back."""
+
+    @property
+    def name(self) -> str:
+        """As the settings have it."""
+        return self.calls.site
+
+    def took(self, seconds: float) -> None:
+        """An ask took so long."""
+        self.way_s = min(seconds, self.way_s * _SLACK) if self.way_s else seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A site's plan, which is charged there until its stream is closed."""
+
+    site: Site
+    stream: PlanStream
+    chosen: Assignment
+
+    @property
+    def seconds(self) -> float:
+        """Until the end of the answer, the way included."""
+        return self.site.way_s + (self.chosen.reasons.answer_s if self.chosen.reasons else inf)
+
+
+class Sites:
+    """All sites, for all requests."""
+
+    def __init__(self, channels: Channels, view: RouterView, *, spill_s: float, spilled: Spilled) -> None:
+        """No other site is asked for a request whose first token is predicted within `spill_s`."""
+        self._view = view
+        self._sites = [Site(RouterCalls(channels, view, name)) for name in view.sites()]
+        self.spill_s = spill_s
+        self.spilled = spilled
+
+    @property
+    def own(self) -> Site:
+        """This gateway's."""
+        return self._sites[0]
+
+    def plans(self, remaining: Callable[[], float]) -> SitePlans:
+        """The plans of one choice; `remaining` gives the seconds until the request's deadline."""
+        return SitePlans(self, remaining)
+
+    def serves(self, site: Site, model: str) -> bool:
+        """Whether a request for the model could be placed there now."""
+        return self._view.serves_at(site.name, model)
+
+    def others(self, site: Site, model: str) -> list[Site]:
+        """Those besides `site` that serve the model, the nearest first."""
+        return [other for other in self._sites if other is not site and self.serves(other, model)]
+
+    @property
+    def several(self) -> bool:
+        """Whether there is another site than this gateway's."""
+        return len(self._sites) > 1
+
+    async def hint(self, session: str, hint: ReturnHint) -> None:
+        """Tells the stores of all sites, as any may have the session. Raises Unavailable when those of this site can't
+        be told; another that can't be reached keeps what it has until its room is needed."""
+        own, *_ = await asyncio.gather(
+            *(site.calls.hint(session, hint) for site in self._sites), return_exceptions=True
+        )
+        if own is not None:
+            raise own
+
+    async def of_all(self, ask: AskRouter[Answer]) -> list[Answer]:
+        """The answers of all routers of all sites that can be reached. Raises PenstockError when none can."""
+        found = await asyncio.gather(*(site.calls.of_all(ask) for site in self._sites), return_exceptions=True)
+        heard = [answers for answers in found if not isinstance(answers, BaseException)]
+        if not heard and isinstance(found[0], BaseException):
+            raise found[0]
+        return [answer for answers in heard for answer in answers]
+
+    async def evict(self, request: router_pb2.EvictRequest) -> list[router_pb2.MemberEvicted]:
+        """Has the members of all sites drop a tenant's blocks. Raises PenstockError when a site can't be told: the
+        others have been."""
+        answers = await asyncio.gather(*(site.calls.evict(request) for site in self._sites), return_exceptions=True)
+        members: list[router_pb2.MemberEvicted] = []
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+            members += answer
+        return members
+
+
+class SitePlans:
+    """The plans of one choice: those of one site at a time. Made by `Sites.plans`."""
+
+    def __init__(self, sites: Sites, remaining: Callable[[], float]) -> None:
+        self._sites = sites
+        self._remaining = remaining
+        self._site = sites.own
+        self._stream = self._site.calls.plans(remaining)
+
+    async def ask(self, request: ChoiceRequest, generated: int, avoid: Mapping[str, Reason]) -> Assignment:
+        """Workers, which replace those of an earlier plan. Raises as PlanStream.ask does."""
+        others = [] if request.yields else self._sites.others(self._site, request.model)
+        if not others:
+            return self._named(await self._stream.ask(request, generated, avoid))
+        if not self._sites.serves(self._site, request.model):
+            offer = await self._best(others, request, generated, avoid)
+            return (
+                self._take(offer, "away") if offer else self._named(await self._stream.ask(request, generated, avoid))
+            )
+        try:
+            chosen = await self._stream.ask(request, generated, avoid, waits=False)
+        except HeldBack:
+            offer = await self._best(others, request, generated, avoid)
+            if offer:
+                return self._take(offer, "full")
+            return self._named(await self._stream.when_there_is_room(request, generated, avoid))
+        except (Overloaded, Unavailable) as fault:
+            offer = await self._best(others, request, generated, avoid)
+            if not offer:
+                raise
+            return self._take(offer, "full" if isinstance(fault, Overloaded) else "away")
+        here = chosen.reasons
+        if here is not None and here.first_token_s > self._sites.spill_s:
+            offer = await self._best(others, request, generated, avoid)
+            if offer and offer.seconds < here.answer_s:
+                return self._take(offer, "sooner")
+            if offer:
+                offer.stream.close()
+        return self._named(chosen)
+
+    async def progress(self, generated: int) -> None:
+        """See PlanStream."""
+        await self._stream.progress(generated)
+
+    async def farewell(self, generated: int, hint: ReturnHint, *, waits_for_tool: bool) -> None:
+        """See PlanStream."""
+        await self._stream.farewell(generated, hint, waits_for_tool=waits_for_tool)
+
+    def close(self) -> None:
+        """Releases all charges."""
+        self._stream.close()
+
+    def _take(self, offer: Offer, why: str) -> Assignment:
+        self._stream.close()
+        self._site, self._stream = offer.site, offer.stream
+        self._sites.spilled(offer.site.name, why)
+        return self._named(offer.chosen)
+
+    def _named(self, chosen: Assignment) -> Assignment:
+        return replace(chosen, site=self._site.name) if self._sites.several else chosen
+
+    async def _best(
+        self, others: Sequence[Site], request: ChoiceRequest, generated: int, avoid: Mapping[str, Reason]
+    ) -> Offer | None:
+        """The soonest of the plans that the others give at once; None when none does."""
+        streams = [site.calls.plans(self._remaining) for site in others]
+
+        async def offer(site: Site, stream: PlanStream) -> Offer | None:
+            began = time.perf_counter()
+            try:
+                async with asyncio.timeout(_FAR_S):
+                    chosen = await stream.ask(request, generated, avoid, waits=False)
+            except (PenstockError, HeldBack, TimeoutError):
+                return None
+            site.took(time.perf_counter() - began)
+            return Offer(site, stream, chosen)
+
+        best: Offer | None = None
+        try:
+            found = await asyncio.gather(*map(offer, others, streams))
+            best = min(filter(None, found), key=lambda one: one.seconds, default=None)
+            return best
+        finally:
+            for stream in streams:
+                if best is None or stream is not best.stream:
+                    stream.close()
