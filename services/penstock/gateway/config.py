@@ -57,7 +57,7 @@ class GatewayConfig:
     """Routers of other sites, NAME=HOST:PORT,HOST:PORT for each site, the nearest first: requests go there where that
     is predicted to be sooner, the way included."""
     spill_s: float = 1.0
-    """Seconds until the first token, predicted, up to which no other site is asked."""
+    """Seconds that a request may be predicted to wait here without another site being asked."""
     model_dir: Path
     """The model's directory; the gateway reads only its tokenizer and templates."""
     tool_format: str = ""

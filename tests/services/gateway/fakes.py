@@ -130,8 +130,8 @@ class Script:
     """What the router answers."""
     reasons: dict[str, Any] = field(default_factory=dict)
     """What it says of its plans, other than REASONS."""
-    held: bool = False
-    """It holds requests back until `room` is set."""
+    held_s: float = 0.0
+    """It holds requests back, for so long as it predicts, until `room` is set; 0: it does not."""
     room: asyncio.Event = field(default_factory=asyncio.Event)
     logprobs: bool = True
     retained: common_pb2.Retained | None = None
@@ -177,8 +177,9 @@ class Router(router_pb2_grpc.RouterServicer):
                     continue
                 epoch += 1
                 self.asks.append(message.ask)
-                if self._mesh.script.held:
-                    yield router_pb2.PlanResponse(held=router_pb2.HeldBack())
+                self._mesh.tick()
+                if (held_s := self._mesh.script.held_s) > 0:
+                    yield router_pb2.PlanResponse(held=router_pb2.HeldBack(wait_s=held_s))
                     await self._mesh.script.room.wait()
                 yield self._mesh.plan(message.ask, epoch)
         finally:

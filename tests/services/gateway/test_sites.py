@@ -27,7 +27,7 @@ from .test_flow import REQUEST
 
 HELLO = [{"role": "user", "content": "Hello"}]
 TEXT = "The quick brown fox."
-LONG = {"first_token_s": 5.0, "answer_s": 8.0}
+LONG = {"queue_s": 4.5, "first_token_s": 5.0, "answer_s": 8.0}
 
 
 @dataclass
@@ -122,8 +122,8 @@ async def test_one_that_would_wait_elsewhere_too_stays(sites) -> None:
 
 async def test_the_way_counts(model_dir) -> None:
     async with opened(model_dir, spill_s=0.0) as sites:
-        sites.near.script.reasons = {"answer_s": 2.001}
-        assert (await sites.ask())[1][0]["site"] == "tokyo", "half a millisecond is less than any way"
+        sites.near.script.reasons = {"answer_s": 2.00001}
+        assert (await sites.ask())[1][0]["site"] == "tokyo", "ten microseconds are less than any way"
         sites.near.script.reasons = {"answer_s": 4.0}
         assert (await sites.ask())[1][0]["site"] == "osaka"
 
@@ -139,16 +139,32 @@ async def test_a_full_site_is_left_at_once_and_both_refuse_together(sites) -> No
 
 
 async def test_one_that_is_held_back_goes_where_there_is_room(sites) -> None:
-    sites.near.script.held = True
+    sites.near.script.held_s = 10.0
     assert (await sites.ask())[1][0]["site"] == "osaka"
     assert sites.spilled("full") == 1
-    sites.far.script.held = True
+    sites.far.script.held_s = 10.0
     running = asyncio.create_task(sites.ask())
     await sites.far.until(lambda: len(sites.far.router.asks) == 2 and sites.far.router.live == 0)
     assert not running.done(), "it waits in the line of its own site"
     sites.near.script.room.set()
     text, [plan] = await running
     assert (text, plan["site"]) == (TEXT, "tokyo")
+
+
+async def test_one_that_is_held_back_for_a_moment_waits(sites) -> None:
+    sites.near.script.held_s = 0.9
+    running = asyncio.create_task(sites.ask())
+    await sites.near.until(lambda: len(sites.near.router.asks) == 1)
+    sites.near.script.room.set()
+    assert (await running)[1][0]["site"] == "tokyo"
+    assert sites.far.router.asks == []
+
+
+async def test_a_long_prompt_is_no_reason_to_go(sites) -> None:
+    """What another site computes again takes time from its own requests."""
+    sites.near.script.reasons = {"compute_s": 9.0, "first_token_s": 10.0, "answer_s": 12.0}
+    assert (await sites.ask())[1][0]["site"] == "tokyo"
+    assert sites.far.router.asks == []
 
 
 async def test_without_workers_here_those_there_serve(sites) -> None:

@@ -161,8 +161,8 @@ class StaticSimulation(Simulation):
             return self._work.share(self.run().requests)
         return self._good / self._count
 
-    def _place(self, ask: RecordedAsk, served: Served, planned: Planned | PenstockError) -> None:
-        super()._place(ask, served, planned)
+    def place(self, ask: RecordedAsk, served: Served, planned: Planned | PenstockError) -> None:
+        super().place(ask, served, planned)
         if served.refused:
             self._judge(served)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json as jsonlib
 import statistics
 import sys
 from dataclasses import replace
 from functools import partial
+from math import inf
 from pathlib import Path
 
 from cyclopts import App
@@ -21,11 +23,14 @@ from penstock.simulator.plot import PlotError
 from penstock.simulator.plot import plot as draw
 from penstock.simulator.rates import RatesError, read_rates
 from penstock.simulator.simulation import SimulatedMesh, Simulation, SimulationResult
+from penstock.simulator.sites import PLACES, SitesSimulation, days, way_s
 from penstock.simulator.workers import WorkerModel
 from penstock.traces.reading import Trace, TraceError, load
 from penstock.traces.shaping import overlaid
 
 app = App(name="simulate", help="Recorded requests before a modelled mesh, with the router's own code.")
+_BLOCK = 512
+"""Tokens of a block of simulated sites."""
 _PARTS = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 
@@ -182,6 +187,68 @@ def simulate(
         except PlotError as error:
             print(f"penstock simulate: --plot {plot}: {error}", file=sys.stderr)
             return 2
+    return 0
+
+
+@app.command
+def sites(
+    *,
+    place: tuple[str, ...] = ("tokyo", "frankfurt", "virginia"),
+    workers: int = 2,
+    sessions: tuple[int, ...] = (120, 200, 300),
+    day_s: float = 2400.0,
+    spill_s: float = 1.0,
+    seed: int = 1,
+    json: bool = False,
+) -> int:
+    """A day of agents at several sites, each by itself and together (docs/regions.md), before modelled workers.
+
+    Parameters
+    ----------
+    place:
+        Where the sites are, once for each.
+    workers:
+        Workers of each site; each computes prompts and generates.
+    sessions:
+        Sessions of each site in a day; given again for another row.
+    day_s:
+        Seconds of the simulated day, into which 24 hours are squeezed.
+    spill_s:
+        As the gateway's --spill-s.
+    seed:
+        Of the sessions.
+    json:
+        Print one JSON object and nothing else.
+    """
+    unknown = [name for name in place if name not in PLACES]
+    if unknown or len(set(place)) < 2:
+        print(f"penstock simulate sites: --place must be two or more of {', '.join(PLACES)}", file=sys.stderr)
+        return 2
+    rows = []
+    for count in sessions or (120, 200, 300):
+        asks = days(place, sessions=count, day_s=day_s, block_tokens=_BLOCK, seed=seed)
+        for name, most_s in (("apart", inf), ("together", spill_s)):
+            meshes = {one: SimulatedMesh(both=workers) for one in place}
+            result = SitesSimulation(meshes, _BLOCK, spill_s=most_s).run(asks)
+            rows.append(
+                {
+                    "sessions": count,
+                    "sites": name,
+                    "requests": len(result.all),
+                    **{f"started_s_{name}": result.percentile(part) for name, part in _PARTS.items()},
+                    "hit": result.hit,
+                    "elsewhere": sum(result.spilled.values()),
+                    "refused": sum(one.refused for one in result.all),
+                }
+            )
+    if json:
+        ways = {f"{one}-{two}": way_s(one, two) for one, two in itertools.combinations(place, 2)}
+        print(jsonlib.dumps({"ways_s": ways, "rows": rows}))
+        return 0
+    table = Table(*rows[0])
+    for row in rows:
+        table.add_row(*(f"{value:.4g}" if isinstance(value, float) else f"{value}" for value in row.values()))
+    Console().print(table)
     return 0
 
 

@@ -74,14 +74,14 @@ class ScaledSimulation(Simulation):
         self._arrived += 1
         super()._arrive(ask, served, decisions)
 
-    def _place(self, ask: RecordedAsk, served: Served, planned: Planned | PenstockError) -> None:
+    def place(self, ask: RecordedAsk, served: Served, planned: Planned | PenstockError) -> None:
         if isinstance(planned, PenstockError):
             self._judge(served, refused=True)
         else:
             self._placed_tokens += planned.uncached_tokens
             for worker in {(planned.prefill or planned.decode).id, planned.decode.id}:
                 self._promised[worker] += 1
-        super()._place(ask, served, planned)
+        super().place(ask, served, planned)
 
     def _ended(self, ask: RecordedAsk, served: Served, planned: Planned) -> None:
         super()._ended(ask, served, planned)

@@ -74,6 +74,8 @@ class Served:
     refused: bool = False
     counts: bool = True
     """It came late enough to be a part of the result."""
+    back_s: float = 0.0
+    """What a token takes from the site that serves it, if that is another."""
 
     @property
     def waited_s(self) -> float:
@@ -82,8 +84,8 @@ class Served:
 
     @property
     def started_s(self) -> float:
-        """Until tokens follow each other: TTFT, and the wait behind it that TTFT does not see."""
-        return self.ttft_s + self.room_s
+        """Until tokens follow each other: TTFT, the wait behind it that TTFT does not see, and the way back."""
+        return self.ttft_s + self.room_s + self.back_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,11 +207,11 @@ class Simulation:
         known: set[bytes] = set()
         reusable = 0
         for ask, served in zip(self._trace.asks, requests, strict=True):
-            self._until(ask.at)
+            self.until(ask.at)
             reusable += self._reusable(ask, known) * served.counts
             self._in_turn(ask, partial(self._arrive, ask, served, decisions))
             progress()
-        self._until(inf)
+        self.until(inf)
         idle = Role.DECODE if self._mesh.prefill else Role.PREFILL
         computed = [self._computed[name] for name, seat in self._seats.items() if seat.member.role is not idle]
         requests = [served for served in requests if served.counts]
@@ -227,7 +229,8 @@ class Simulation:
     def _at(self, when: float, what: Callable[[], None]) -> None:
         heapq.heappush(self._events, (when, next(self._order), what))
 
-    def _until(self, when: float) -> None:
+    def until(self, when: float) -> None:
+        """Lets everything happen that is due by then."""
         while self._events and self._events[0][0] <= when:
             self._now, _, what = heapq.heappop(self._events)
             what()
@@ -307,26 +310,48 @@ class Simulation:
             del self._later[ask.session]
 
     def _arrive(self, ask: RecordedAsk, served: Served, decisions: list[float]) -> None:
-        served.at = self._now
-        wanted = self._ask(ask)
         started = time.perf_counter()
+        found = self.enter(ask, served)
+        decisions.append(time.perf_counter() - started)
+        self.accept(ask, served, found)
+
+    def enter(self, ask: RecordedAsk, served: Served) -> Planned | HeldAsk | PenstockError:
+        """Asks the router for a plan. The caller accepts what it says, or withdraws."""
+        served.at = self._now
         found: Planned | HeldAsk | PenstockError
         try:
-            found = self.line.enter(wanted, lambda: self._at(self._now, partial(self._leave, ask, served, found)))
+            found = self.line.enter(
+                self._ask(ask), lambda: self._at(self._now, partial(self._leave, ask, served, found))
+            )
         except PenstockError as error:
             found = error
-        decisions.append(time.perf_counter() - started)
+        return found
+
+    def accept(self, ask: RecordedAsk, served: Served, found: Planned | HeldAsk | PenstockError) -> None:
+        """Its prompt comes to a worker, now or when the line is done with it."""
         if isinstance(found, HeldAsk):
             self._stir()
         else:
-            self._place(ask, served, found)
+            self.place(ask, served, found)
+
+    def withdraw(self, found: Planned | HeldAsk | PenstockError) -> None:
+        """The request is served elsewhere."""
+        if isinstance(found, HeldAsk):
+            self.line.leave(found)
+        elif isinstance(found, Planned):
+            self.planner.release(found.number)
+        self._stir()
+
+    def later(self, seconds: float, what: Callable[[], None]) -> None:
+        """Does something so many seconds from now."""
+        self._at(self._now + seconds, what)
 
     def _leave(self, ask: RecordedAsk, served: Served, held: Planned | HeldAsk | PenstockError) -> None:
         """The line is done with it."""
         assert isinstance(held, HeldAsk) and held.outcome is not None, "who is held back is told when that is over"
-        self._place(ask, served, held.outcome)
+        self.place(ask, served, held.outcome)
 
-    def _place(self, ask: RecordedAsk, served: Served, planned: Planned | PenstockError) -> None:
+    def place(self, ask: RecordedAsk, served: Served, planned: Planned | PenstockError) -> None:
         """Its prompt comes to a worker, if it is not refused."""
         if isinstance(planned, PenstockError):
             served.refused = True

@@ -58,6 +58,11 @@ class Routers(Protocol):
 class HeldBack(Exception):
     """The router has no room for the request now, and gives its plan when there is some."""
 
+    def __init__(self, wait_s: float) -> None:
+        """`wait_s`: predicted."""
+        super().__init__(wait_s)
+        self.wait_s = wait_s
+
 
 class RouterCalls:
     """The routers of one site, for all requests."""
@@ -257,7 +262,7 @@ class PlanStream:
                 answer = await self._read(call)
                 if answer.HasField("held"):
                     if not waits:
-                        raise HeldBack
+                        raise HeldBack(answer.held.wait_s)
                     patience.reschedule(None)  # until the deadline of the call, which is the request's
                     answer = await self._read(call)
         except TimeoutError:

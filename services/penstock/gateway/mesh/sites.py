@@ -1,10 +1,10 @@
 """Several sites, each with workers, stores and routers of its own: where a request is served.
 
 Nothing of a site's state is kept elsewhere. Its routers alone know what its workers have to do and which prefixes its
-stores hold, so they are asked: a gateway takes the plan of its own site unless that predicts a long wait for the first
-token; then it asks the others too, and takes the plan with the fewest seconds until the end of the answer, the way
-included. A session that has gone elsewhere goes on there as long as its prefix makes that site the sooner one, and any
-gateway finds it again in the same way: no table says where a session lives.
+stores hold, so they are asked: a gateway takes the plan of its own site unless that predicts a long wait; then it asks
+the others too, and takes the plan with the fewest seconds until the end of the answer, the way included
+(`penstock.gateway.mesh.spilling`). Any gateway finds a session where it is cached in the same way: no table says where
+it lives.
 
 The way is one round trip, measured at each ask: it is what the first token takes longer, and the others come as fast as
 they are made.
@@ -20,6 +20,7 @@ from math import inf
 
 from penstock.errors import Overloaded, PenstockError, Unavailable
 from penstock.gateway.mesh.plans import Answer, AskRouter, HeldBack, PlanStream, RouterCalls
+from penstock.gateway.mesh.spilling import Prospect
 from penstock.gateway.mesh.view import RouterView
 from penstock.gateway.request.work import Assignment, ChoiceRequest, Reason
 from penstock.kv.hint import ReturnHint
@@ -62,16 +63,21 @@ class Offer:
     chosen: Assignment
 
     @property
+    def expected(self) -> Prospect:
+        """What its router predicts, without the way."""
+        return _expected(self.chosen)
+
+    @property
     def seconds(self) -> float:
         """Until the end of the answer, the way included."""
-        return self.site.way_s + (self.chosen.reasons.answer_s if self.chosen.reasons else inf)
+        return self.site.way_s + self.expected.answer_s
 
 
 class Sites:
     """All sites, for all requests."""
 
     def __init__(self, channels: Channels, view: RouterView, *, spill_s: float, spilled: Spilled) -> None:
-        """No other site is asked for a request whose first token is predicted within `spill_s`."""
+        """No other site is asked for a request that is predicted to wait for `spill_s` at most."""
         self._view = view
         self._sites = [Site(RouterCalls(channels, view, name)) for name in view.sites()]
         self.spill_s = spill_s
@@ -143,29 +149,21 @@ class SitePlans:
         if not others:
             return self._named(await self._stream.ask(request, generated, avoid))
         if not self._sites.serves(self._site, request.model):
-            offer = await self._best(others, request, generated, avoid)
-            return (
-                self._take(offer, "away") if offer else self._named(await self._stream.ask(request, generated, avoid))
-            )
+            if offer := await self._sooner(Prospect(inf), others, request, generated, avoid):
+                return self._take(offer, "away")
+            return self._named(await self._stream.ask(request, generated, avoid))
         try:
             chosen = await self._stream.ask(request, generated, avoid, waits=False)
-        except HeldBack:
-            offer = await self._best(others, request, generated, avoid)
-            if offer:
+        except HeldBack as held:
+            if offer := await self._sooner(Prospect(held.wait_s), others, request, generated, avoid):
                 return self._take(offer, "full")
             return self._named(await self._stream.when_there_is_room(request, generated, avoid))
         except (Overloaded, Unavailable) as fault:
-            offer = await self._best(others, request, generated, avoid)
-            if not offer:
-                raise
-            return self._take(offer, "full" if isinstance(fault, Overloaded) else "away")
-        here = chosen.reasons
-        if here is not None and here.first_token_s > self._sites.spill_s:
-            offer = await self._best(others, request, generated, avoid)
-            if offer and offer.seconds < here.answer_s:
-                return self._take(offer, "sooner")
-            if offer:
-                offer.stream.close()
+            if offer := await self._sooner(Prospect(inf), others, request, generated, avoid):
+                return self._take(offer, "full" if isinstance(fault, Overloaded) else "away")
+            raise
+        if offer := await self._sooner(_expected(chosen), others, request, generated, avoid):
+            return self._take(offer, "sooner")
         return self._named(chosen)
 
     async def progress(self, generated: int) -> None:
@@ -189,10 +187,18 @@ class SitePlans:
     def _named(self, chosen: Assignment) -> Assignment:
         return replace(chosen, site=self._site.name) if self._sites.several else chosen
 
-    async def _best(
-        self, others: Sequence[Site], request: ChoiceRequest, generated: int, avoid: Mapping[str, Reason]
+    async def _sooner(
+        self,
+        here: Prospect,
+        others: Sequence[Site],
+        request: ChoiceRequest,
+        generated: int,
+        avoid: Mapping[str, Reason],
     ) -> Offer | None:
-        """The soonest of the plans that the others give at once; None when none does."""
+        """The soonest of the plans that the others give at once, if it ends sooner than `here`; all others are
+        released. None where the request does not wait for long."""
+        if here.wait_s <= self._sites.spill_s:
+            return None
         streams = [site.calls.plans(self._remaining) for site in others]
 
         async def offer(site: Site, stream: PlanStream) -> Offer | None:
@@ -205,12 +211,21 @@ class SitePlans:
             site.took(time.perf_counter() - began)
             return Offer(site, stream, chosen)
 
-        best: Offer | None = None
+        taken: Offer | None = None
         try:
             found = await asyncio.gather(*map(offer, others, streams))
             best = min(filter(None, found), key=lambda one: one.seconds, default=None)
-            return best
+            if best is not None and here.ends_sooner(best.expected, best.site.way_s):
+                taken = best
+            return taken
         finally:
             for stream in streams:
-                if best is None or stream is not best.stream:
+                if taken is None or stream is not taken.stream:
                     stream.close()
+
+
+def _expected(chosen: Assignment) -> Prospect:
+    reasons = chosen.reasons
+    if reasons is None:
+        return Prospect(0.0)
+    return Prospect(reasons.queue_s + reasons.room_s, reasons.first_token_s, reasons.answer_s)
