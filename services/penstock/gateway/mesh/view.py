@@ -158,8 +158,8 @@ class RouterView:
         """Takes over what the chosen router of the first site says that has workers; else of the first that answers.
         Who is silent is said by those of all sites."""
         views = [view for choice in self._sites.values() if (view := choice.view) is not None]
-        self._hear(frozenset(member for view in views for member in view.silent))
         if views:
+            self._hear(frozenset(member for view in views for member in view.silent))
             await self._update(next(filter(self._useful, views), views[0]))
         else:
             await self._set(False, self._models)
