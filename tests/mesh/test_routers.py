@@ -47,10 +47,10 @@ async def mesh(tiny, meshes, routers) -> AsyncIterator[Mesh]:
         patch.setattr(rotation, "load", as_large(rotation.load))
         async with meshes(MeshSetup(model=tiny, aggregated=True, decode=2, routers=addresses)) as mesh:
             view = mesh.gateway.view
-            await until(lambda: len(view._choice.views) == 3, "the gateway hears all routers")
+            await until(lambda: len(view._sites["here"].views) == 3, "the gateway hears all routers")
             workers = [seat for seat in mesh.router.planner.registry if seat.member.role]
             await until(lambda: all(seat.measured.prefill_rate == RATE for seat in workers), "all have reported")
-            view._choice.chosen = addresses[0]
+            view._sites["here"].chosen = addresses[0]
             yield mesh
 
 
@@ -208,14 +208,14 @@ async def test_kill_9_of_a_router_in_the_middle_of_a_trace(mesh, http, routers, 
     loads = [(TURNS - TURNS // 2) * one + other for one, other in zip(streams, turns, strict=True)]
     assert busiest(loads) <= BUSIEST, (streams, turns)
     assert trace.missed <= MISSED * trace.known
-    assert mesh.gateway.view._choice.chosen == routers[1][0]
+    assert mesh.gateway.view._sites["here"].chosen == routers[1][0]
     assert sorted(others) == sorted(seat.member.id for seat in mesh.router.planner.registry if seat.member.role)
 
 
 async def test_a_router_that_stops_is_left_within_seconds(mesh, http, routers) -> None:
     """A frozen process breaks no stream and answers nothing."""
     view = mesh.gateway.view
-    await until(lambda: view._choice.chosen == routers[1][0], "the second is asked first")
+    await until(lambda: view._sites["here"].chosen == routers[1][0], "the second is asked first")
     texts = [prompt(f"frozen/{number}", 40) for number in range(4)]
     begun = [asyncio.Event() for _ in texts]
     running = [asyncio.create_task(stream(http, text, event)) for text, event in zip(texts[:2], begun[:2], strict=True)]

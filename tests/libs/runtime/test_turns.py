@@ -15,7 +15,7 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.runtime.turns import baton as module
@@ -293,7 +293,12 @@ standings = st.builds(
 )
 
 
+def waiting(cores: int, threads: int, *, decodes: bool = False) -> Standing:
+    return Standing(CoreClaim(cores, threads), Stage.WAITING, decodes, owed=False, due=1.0)
+
+
 @given(st.lists(standings, min_size=1, max_size=6))
+@example([waiting(0b0010, 2), waiting(0b1010, 1, decodes=True), waiting(0b1101, 1)])
 def test_one_of_those_who_wait_may_begin_and_the_choice_is_sound(rows):
     begun: list[int] = []
     for at, row in enumerate(rows):

@@ -67,14 +67,11 @@ def may_begin(mine: Standing, others: Iterable[Standing], now: float) -> bool:
 
     `others` are those that it meets. One of its own kind holds nothing up, nor does one whose time is over.
     """
-    before = [
-        other.claim
-        for other in others
-        if other.decodes != mine.decodes
-        and now < other.due
-        and (other.stage is Stage.COMPUTING or (other.stage is Stage.WAITING and _key(other) < _key(mine)))
-    ]
-    return not before or not crowded([mine.claim, *before])
+    against = [other for other in others if other.decodes != mine.decodes and now < other.due]
+    computing = [other.claim for other in against if other.stage is Stage.COMPUTING]
+    first = [other.claim for other in against if other.stage is Stage.WAITING and _key(other) < _key(mine)]
+    # Those that compute are looked at by themselves too: one that waits may bring cores that they can't run on.
+    return not any(crowded([mine.claim, *before]) for before in (computing, [*computing, *first]) if before)
 
 
 def _key(waiting: Standing) -> int:
