@@ -278,14 +278,31 @@ def test_more_threads_than_cores_are_too_many():
         "one limit for both"
     )
     assert not crowded([CoreClaim(0b1111, 2, group=5, quota=2), CoreClaim(0b1111, 2, group=6, quota=2)])
+    assert crowded([CoreClaim(0b0010, 2), CoreClaim(0b1010, 1), CoreClaim(0b1101, 1)]), "two of them, on two cores"
     assert meet(CoreClaim(0b01, 1), CoreClaim(0b11, 1))
     assert not meet(CoreClaim(0b01, 1), CoreClaim(0b10, 1))
     assert meet(CoreClaim(0b01, 1, group=5), CoreClaim(0b10, 1, group=5))
 
 
+claims = st.builds(CoreClaim, st.integers(1, 15), st.integers(1, 4))
+
+
+@given(st.lists(claims, min_size=1, max_size=6))
+def test_workers_are_crowded_where_no_threads_fit_their_cores(claims):
+    """Naively: each thread gets a core of its own, or there is no way to do that."""
+
+    def fits(threads: list[int], free: int) -> bool:
+        if not threads:
+            return True
+        return any(fits(threads[1:], free & ~(1 << core)) for core in range(4) if threads[0] & free & (1 << core))
+
+    threads = [claim.cores for claim in claims for _ in range(claim.threads)]
+    assert crowded(claims) is not (len(threads) <= 4 and fits(threads, 0b1111))
+
+
 standings = st.builds(
     Standing,
-    st.builds(CoreClaim, st.integers(1, 15), st.integers(1, 4)),
+    claims,
     st.just(Stage.WAITING),
     st.booleans(),
     st.booleans(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -45,11 +46,17 @@ class Standing:
 
 
 def crowded(claims: Sequence[CoreClaim]) -> bool:
-    """Whether these workers have more threads than cores when they compute at the same time."""
-    cores = 0
+    """Whether these workers have more threads than cores when they compute at the same time: all together, or some of
+    them on the cores that only those may use (Hall's condition). More workers are never less crowded."""
+    threads: Counter[int] = Counter()
     for claim in claims:
-        cores |= claim.cores
-    if sum(claim.threads for claim in claims) > cores.bit_count():
+        threads[claim.cores] += claim.threads
+    unions = {0}
+    for cores in threads:  # few differ
+        unions |= {cores | union for union in unions}
+    if any(
+        sum(count for cores, count in threads.items() if not cores & ~union) > union.bit_count() for union in unions
+    ):
         return True
     groups = {claim.group: claim.quota for claim in claims if claim.group}
     return any(
@@ -67,11 +74,14 @@ def may_begin(mine: Standing, others: Iterable[Standing], now: float) -> bool:
 
     `others` are those that it meets. One of its own kind holds nothing up, nor does one whose time is over.
     """
-    against = [other for other in others if other.decodes != mine.decodes and now < other.due]
-    computing = [other.claim for other in against if other.stage is Stage.COMPUTING]
-    first = [other.claim for other in against if other.stage is Stage.WAITING and _key(other) < _key(mine)]
-    # Those that compute are looked at by themselves too: one that waits may bring cores that they can't run on.
-    return not any(crowded([mine.claim, *before]) for before in (computing, [*computing, *first]) if before)
+    before = [
+        other.claim
+        for other in others
+        if other.decodes != mine.decodes
+        and now < other.due
+        and (other.stage is Stage.COMPUTING or (other.stage is Stage.WAITING and _key(other) < _key(mine)))
+    ]
+    return not before or not crowded([mine.claim, *before])
 
 
 def _key(waiting: Standing) -> int:
