@@ -30,7 +30,7 @@ from penstock.runtime.config import (
 from penstock.runtime.redis_client import REDIS_SCHEMES
 
 
-def far_sites(own: str, written: Sequence[str]) -> Mapping[str, tuple[HostPort, ...]]:
+def _far_sites(own: str, written: Sequence[str]) -> Mapping[str, tuple[HostPort, ...]]:
     """The routers of each other site that the setting `far` names, in its order. Raises ConfigError."""
     found: dict[str, tuple[HostPort, ...]] = {}
     for said in written:
@@ -168,13 +168,18 @@ class GatewayConfig:
     log_level: str = "info"
     """Least severe lines to log: debug, info, warning or error."""
 
+    @property
+    def sites(self) -> Mapping[str, Sequence[HostPort]]:
+        """The routers of each site, this gateway's first."""
+        return {self.site: self.router, **_far_sites(self.site, self.far)}
+
     def __post_init__(self) -> None:
         if not self.model_dir.is_dir():
             raise ConfigError("model_dir", str(self.model_dir), "must be the directory of the served model")
         address_lists(self, "router")
         if not self.router:
             raise ConfigError("router", "", "give the address of a router, host:port")
-        far_sites(self.site, self.far)
+        _far_sites(self.site, self.far)
         addresses(self, "http_address", "grpc_address")
         optional_addresses(self, "metrics_address")
         at_least(self, 1, "max_live_requests", "max_body_bytes", "max_upload_bytes", "max_n", "max_request_tokens")

@@ -26,7 +26,7 @@ from penstock.gateway.completing.models import Models
 from penstock.gateway.completing.past import PastRequests
 from penstock.gateway.completing.sources import read_models
 from penstock.gateway.completing.threads import open_threads
-from penstock.gateway.config import GatewayConfig, far_sites
+from penstock.gateway.config import GatewayConfig
 from penstock.gateway.door.answering import LineDoor
 from penstock.gateway.door.drain import Drain
 from penstock.gateway.door.http import application
@@ -92,7 +92,6 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
     admission = Admission(config.max_live_requests, metrics)
     started = int(time.time())
     tokenizers = {source.name: source.model.fingerprint for source in sources}
-    routers = {config.site: config.router, **far_sites(config.site, config.far)}
     own: asyncio.Future[router_pb2.MeshWatcher] = asyncio.get_running_loop().create_future()
     async with (
         open_ledger(config.ledger, terms, failed) as ledger,
@@ -100,7 +99,7 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
         open_batches(config, metrics) as batches,
         open_channels() as channels,
         open_worker_channels(channels, failed) as workers,
-        open_view(channels, routers, tokenizers=tokenizers, own=own, failed=failed) as view,
+        open_view(channels, config.sites, tokenizers=tokenizers, own=own, failed=failed) as view,
         AsyncExitStack() as stack,
     ):
         models = [await stack.enter_async_context(rendering_apart(source.model)) for source in sources]

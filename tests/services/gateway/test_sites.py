@@ -209,7 +209,7 @@ async def test_a_hint_reaches_all_sites(sites) -> None:
     assert len(sites.near.router.hints) == len(sites.far.router.hints) == 1
     sites.far.router.away = True
     await models.first.hint("s", ReturnHint(ended=True))
-    assert len(sites.near.router.hints) == 2, "a site that is away holds up nobody"
+    assert len(sites.near.router.hints) == 2, "a site that is away fails nobody's hint"
     sites.near.router.away = True
     with pytest.raises(Unavailable):
         await models.first.hint("s", ReturnHint(ended=True))
@@ -228,14 +228,13 @@ async def test_an_eviction_reaches_all_sites_or_fails(sites) -> None:
 async def test_lines_of_batches_stay_at_home(sites) -> None:
     sites.near.script.reasons = LONG
     plans = sites.gateway.reception.sites.plans(lambda: 10.0)
-    request = replace(REQUEST, model="tiny")
     try:
-        assert (await plans.ask(request, 0, {})).site == "osaka"
+        assert (await plans.ask(REQUEST, 0, {})).site == "osaka"
     finally:
         plans.close()
     plans = sites.gateway.reception.sites.plans(lambda: 10.0)
     try:
-        assert (await plans.ask(replace(request, yields=True), 0, {})).site == "tokyo"
+        assert (await plans.ask(replace(REQUEST, yields=True), 0, {})).site == "tokyo"
     finally:
         plans.close()
 

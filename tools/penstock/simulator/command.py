@@ -225,7 +225,7 @@ def sites(
         print(f"penstock simulate sites: --place must be two or more of {', '.join(PLACES)}", file=sys.stderr)
         return 2
     rows = []
-    for count in sessions or (120, 200, 300):
+    for count in sessions:
         asks = days(place, sessions=count, day_s=day_s, block_tokens=_BLOCK, seed=seed)
         for name, most_s in (("apart", inf), ("together", spill_s)):
             meshes = {one: SimulatedMesh(both=workers) for one in place}
@@ -235,7 +235,7 @@ def sites(
                     "sessions": count,
                     "sites": name,
                     "requests": len(result.all),
-                    **{f"started_s_{name}": result.percentile(part) for name, part in _PARTS.items()},
+                    **{f"started_s_{which}": result.percentile(part) for which, part in _PARTS.items()},
                     "hit": result.hit,
                     "elsewhere": sum(result.spilled.values()),
                     "refused": sum(one.refused for one in result.all),

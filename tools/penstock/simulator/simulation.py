@@ -88,6 +88,12 @@ class Served:
         return self.ttft_s + self.room_s + self.back_s
 
 
+def not_computed(requests: Sequence[Served]) -> float:
+    """The part of the prompt tokens of those that were served."""
+    served = [one for one in requests if not one.refused]
+    return sum(one.cached for one in served) / max(1, sum(one.tokens for one in served))
+
+
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
     """What became of a trace."""
@@ -105,8 +111,7 @@ class SimulationResult:
     @property
     def hit(self) -> float:
         """The part of all prompt tokens that was not computed."""
-        served = [one for one in self.requests if not one.refused]
-        return sum(one.cached for one in served) / max(1, sum(one.tokens for one in served))
+        return not_computed(self.requests)
 
     @property
     def busiest_over_mean(self) -> float:

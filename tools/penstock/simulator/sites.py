@@ -1,4 +1,5 @@
-"""Several sites before modelled workers: who serves a request is decided as a gateway does it (docs/regions.md).
+"""Several sites before modelled workers: a request moves by the rule by which a gateway moves it
+(docs/regions.md).
 
 Distances are those of real places. A signal needs a second for 200,000 km of glass, and a cable takes some 1.4 times
 the shortest way: 2 * 1.4 / 200 milliseconds a kilometre there and back.
@@ -19,7 +20,7 @@ from penstock.errors import PenstockError
 from penstock.gateway.mesh.spilling import Prospect
 from penstock.router.line import HeldAsk
 from penstock.router.plans import Planned
-from penstock.simulator.simulation import Served, SimulatedMesh, Simulation
+from penstock.simulator.simulation import Served, SimulatedMesh, Simulation, not_computed
 from penstock.traces.reading import RecordedAsk, Trace
 
 PLACES: Mapping[str, tuple[float, float]] = {
@@ -63,14 +64,11 @@ class SitesResult:
     @property
     def hit(self) -> float:
         """The part of all prompt tokens that was not computed."""
-        served = [one for one in self.all if not one.refused]
-        return sum(one.cached for one in served) / max(1, sum(one.tokens for one in served))
+        return not_computed(self.all)
 
-    def percentile(self, part: float, *places: str) -> float:
-        """Seconds until tokens follow each other, of the requests of some places, else of all; those that were refused
-        wait for ever."""
-        chosen = [one for place in places or self.requests for one in self.requests[place]]
-        values = sorted(inf if one.refused else one.started_s for one in chosen)
+    def percentile(self, part: float) -> float:
+        """Seconds until tokens follow each other; those that were refused wait for ever."""
+        values = sorted(inf if one.refused else one.started_s for one in self.all)
         return values[min(len(values) - 1, int(part * len(values)))] if values else 0.0
 
 

@@ -19,7 +19,7 @@ class SlowLink:
     """Of the way there and back together."""
     _open: set[asyncio.StreamWriter] = field(default_factory=set, init=False)
     _quiet: asyncio.Event = field(default_factory=asyncio.Event, init=False)
-    """Set while nothing is open."""
+    """Nothing is open any more."""
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[str]:

@@ -3,8 +3,7 @@
 Nothing of a site's state is kept elsewhere. Its routers alone know what its workers have to do and which prefixes its
 stores hold, so they are asked: a gateway takes the plan of its own site unless that predicts a long wait; then it asks
 the others too, and takes the plan with the fewest seconds until the end of the answer, the way included
-(`penstock.gateway.mesh.spilling`). Any gateway finds a session where it is cached in the same way: no table says where
-it lives.
+(`penstock.gateway.mesh.spilling`). A session is at home where its gateway is; no table says where it has been.
 
 The way is one round trip, measured at each ask: it is what the first token takes longer, and the others come as fast as
 they are made.
@@ -14,9 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import inf
+from typing import TypeVar
+
+import structlog
 
 from penstock.errors import Overloaded, PenstockError, Unavailable
 from penstock.gateway.mesh.plans import Answer, AskRouter, HeldBack, PlanStream, RouterCalls
@@ -32,6 +35,7 @@ _FAR_S = 2.0
 _SLACK = 1.1
 """By how much the shortest way that was seen grows with each that was longer: ways change."""
 
+Result = TypeVar("Result")
 Spilled = Callable[[str, str], None]
 """Called with the name of a site that takes a request, and why its own does not: sooner, full or away."""
 
@@ -82,15 +86,16 @@ class Sites:
         self._sites = [Site(RouterCalls(channels, view, name)) for name in view.sites()]
         self.spill_s = spill_s
         self.spilled = spilled
+        self._log = structlog.get_logger("penstock.gateway")
 
     @property
     def own(self) -> Site:
         """This gateway's."""
         return self._sites[0]
 
-    def plans(self, remaining: Callable[[], float]) -> SitePlans:
+    def plans(self, remaining: Callable[[], float]) -> SitePlans | PlanStream:
         """The plans of one choice; `remaining` gives the seconds until the request's deadline."""
-        return SitePlans(self, remaining)
+        return SitePlans(self, remaining) if len(self._sites) > 1 else self.own.calls.plans(remaining)
 
     def serves(self, site: Site, model: str) -> bool:
         """Whether a request for the model could be placed there now."""
@@ -100,42 +105,48 @@ class Sites:
         """Those besides `site` that serve the model, the nearest first."""
         return [other for other in self._sites if other is not site and self.serves(other, model)]
 
-    @property
-    def several(self) -> bool:
-        """Whether there is another site than this gateway's."""
-        return len(self._sites) > 1
-
     async def hint(self, session: str, hint: ReturnHint) -> None:
         """Tells the stores of all sites, as any may have the session. Raises Unavailable when those of this site can't
         be told; another that can't be reached keeps what it has until its room is needed."""
-        own, *_ = await asyncio.gather(
-            *(site.calls.hint(session, hint) for site in self._sites), return_exceptions=True
-        )
-        if own is not None:
+        own, *others = await self._each(lambda calls: calls.hint(session, hint))
+        for site, told in zip(self._sites[1:], others, strict=True):
+            if isinstance(told, PenstockError):
+                self._log.warning("a site does not hear of a session", site=site.name, error=told.message)
+        if isinstance(own, PenstockError):
             raise own
 
     async def of_all(self, ask: AskRouter[Answer]) -> list[Answer]:
         """The answers of all routers of all sites that can be reached. Raises PenstockError when none can."""
-        found = await asyncio.gather(*(site.calls.of_all(ask) for site in self._sites), return_exceptions=True)
-        heard = [answers for answers in found if not isinstance(answers, BaseException)]
-        if not heard and isinstance(found[0], BaseException):
+        found = await self._each(lambda calls: calls.of_all(ask))
+        heard = [answers for answers in found if not isinstance(answers, PenstockError)]
+        if not heard and isinstance(found[0], PenstockError):
             raise found[0]
-        return [answer for answers in heard for answer in answers]
+        return [*chain.from_iterable(heard)]
 
     async def evict(self, request: router_pb2.EvictRequest) -> list[router_pb2.MemberEvicted]:
         """Has the members of all sites drop a tenant's blocks. Raises PenstockError when a site can't be told: the
         others have been."""
-        answers = await asyncio.gather(*(site.calls.evict(request) for site in self._sites), return_exceptions=True)
         members: list[router_pb2.MemberEvicted] = []
-        for answer in answers:
-            if isinstance(answer, BaseException):
-                raise answer
-            members += answer
+        for dropped in await self._each(lambda calls: calls.evict(request)):
+            if isinstance(dropped, PenstockError):
+                raise dropped
+            members += dropped
         return members
+
+    async def _each(self, call: Callable[[RouterCalls], Awaitable[Result]]) -> list[Result | PenstockError]:
+        """What the routers of each site say, or why they say nothing, this gateway's first."""
+
+        async def said(calls: RouterCalls) -> Result | PenstockError:
+            try:
+                return await call(calls)
+            except PenstockError as error:
+                return error
+
+        return await asyncio.gather(*(said(site.calls) for site in self._sites))
 
 
 class SitePlans:
-    """The plans of one choice: those of one site at a time. Made by `Sites.plans`."""
+    """The plans of one choice, which are those of one site at a time. Made by `Sites.plans`."""
 
     def __init__(self, sites: Sites, remaining: Callable[[], float]) -> None:
         self._sites = sites
@@ -185,7 +196,7 @@ class SitePlans:
         return self._named(offer.chosen)
 
     def _named(self, chosen: Assignment) -> Assignment:
-        return replace(chosen, site=self._site.name) if self._sites.several else chosen
+        return replace(chosen, site=self._site.name)
 
     async def _sooner(
         self,

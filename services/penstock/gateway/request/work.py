@@ -113,7 +113,7 @@ class Assignment:
     plan: str = ""
     """What the router calls it."""
     site: str = ""
-    """Where the workers are, if the gateway knows several sites."""
+    """Where the workers are; empty where the gateway knows no other site."""
 
 
 class SampledToken(msgspec.Struct, frozen=True, gc=False):
