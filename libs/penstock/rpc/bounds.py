@@ -8,7 +8,7 @@ import re
 from collections.abc import Sized
 
 from penstock.errors import InvalidRequest
-from penstock.runtime.config import HostPort
+from penstock.runtime.addresses import HostPort, SocketAddress, socket_address
 
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _MAX_NAME = 512
@@ -39,15 +39,15 @@ def check_session(field: str, digest: str) -> None:
     check_name(field, digest, most=_MAX_SESSION)
 
 
-def check_address(field: str, text: str) -> HostPort:
-    """Where a peer may be reached: host:port with a port that is not 0."""
+def check_address(field: str, text: str) -> SocketAddress:
+    """Where a peer may be reached: host:port with a port that is not 0, or a Unix socket of this host."""
     check_name(field, text, least=1)
     try:
-        address = HostPort(text)
+        address = socket_address(text)
     except ValueError:
         address = None
-    if address is None or address.port == 0:
-        raise bad(field, _shown(text), "must be host:port, for example 127.0.0.1:7401")
+    if address is None or (isinstance(address, HostPort) and address.port == 0):
+        raise bad(field, _shown(text), "must be host:port, for example 127.0.0.1:7401, or unix:/path")
     return address
 
 

@@ -13,11 +13,12 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import fields
 from inspect import Signature, signature
-from ipaddress import ip_address
-from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 from cyclopts import App, Parameter, Token
 from cyclopts.config import Env, Toml
+
+from penstock.runtime.addresses import HostPort, SocketAddress, socket_address
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 _UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 _UNITS |= {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
-_HOST_PORT = re.compile(r"(?P<host>[^\s:/\[\]]+|\[[0-9A-Fa-f:.%a-z]+\]):(?P<port>[0-9]{1,5})")
+
+_PORT_FORM = "host:port, for example 127.0.0.1:7401"
+ADDRESS_FORMS = f"{_PORT_FORM}, or unix:/path"
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -40,43 +43,6 @@ class ConfigError(ValueError):
     def __init__(self, field: str, value: object, right: str) -> None:
         """`right` says which values are possible."""
         super().__init__(f"{field} = {value!r}: {right}")
-
-
-class HostPort(str):
-    """`"host:port"`, taken apart in this one place. An IPv6 address stands in brackets: `"[::1]:7401"`."""
-
-    __slots__ = ()
-
-    def __new__(cls, text: str) -> Self:
-        """Raises ValueError that says what would be right."""
-        match = _HOST_PORT.fullmatch(text)
-        if match is None or int(match["port"]) > 65535:
-            raise ValueError(f"{str(text)!r} is not an address; write host:port, for example 127.0.0.1:7401")
-        return super().__new__(cls, text)
-
-    @property
-    def host(self) -> str:
-        """As sockets want it: without the brackets of IPv6."""
-        return self.rpartition(":")[0].strip("[]")
-
-    @property
-    def port(self) -> int:
-        """0 where a listener lets the kernel choose."""
-        return int(self.rpartition(":")[2])
-
-    def at(self, port: int) -> HostPort:
-        """The same host with another port."""
-        return HostPort(f"{self.rpartition(':')[0]}:{port}")
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a name or an address means this machine, and is reached from nowhere else."""
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def parse_size(text: str) -> int:
@@ -103,67 +69,94 @@ def _convert_size(_type: Any, tokens: Sequence[Token]) -> int:
 Config = TypeVar("Config")
 
 
-def _convert_address(_type: Any, tokens: Sequence[Token]) -> HostPort:
+def _convert_address(_type: Any, tokens: Sequence[Token]) -> SocketAddress:
+    return socket_address(tokens[0].value)
+
+
+def _convert_port(_type: Any, tokens: Sequence[Token]) -> HostPort:
     return HostPort(tokens[0].value)
 
 
-def _convert_optional_address(_type: Any, tokens: Sequence[Token]) -> HostPort | None:
+def _convert_optional_address(_type: Any, tokens: Sequence[Token]) -> SocketAddress | None:
+    return socket_address(tokens[0].value) if tokens[0].value else None
+
+
+def _convert_optional_port(_type: Any, tokens: Sequence[Token]) -> HostPort | None:
     return HostPort(tokens[0].value) if tokens[0].value else None
 
 
 Size = Annotated[int, Parameter(converter=_convert_size, show_default=format_size)]
 """A number of bytes, written as `512MiB` or `2GiB`."""
 
-Address = Annotated[HostPort, Parameter(converter=_convert_address)]
-"""host:port. The settings class calls `addresses` in its `__post_init__`, for those who give plain text."""
+Address = Annotated[SocketAddress, Parameter(converter=_convert_address)]
+"""host:port, or unix:/path. The settings class calls `addresses` in its `__post_init__`, for those who give plain
+text."""
 
-OptionalAddress = Annotated[HostPort | None, Parameter(converter=_convert_optional_address)]
-"""host:port; empty text is None. The settings class calls `optional_addresses` in its `__post_init__`."""
+PortAddress = Annotated[HostPort, Parameter(converter=_convert_port)]
+"""host:port alone. The settings class calls `port_addresses` in its `__post_init__`."""
+
+OptionalAddress = Annotated[SocketAddress | None, Parameter(converter=_convert_optional_address)]
+"""As Address; empty text is None. The settings class calls `optional_addresses` in its `__post_init__`."""
+
+OptionalPortAddress = Annotated[HostPort | None, Parameter(converter=_convert_optional_port)]
+"""As PortAddress; empty text is None. The settings class calls `optional_port_addresses` in its `__post_init__`."""
 
 
-def _convert_addresses(_type: Any, tokens: Sequence[Token]) -> tuple[HostPort, ...]:
+def _convert_addresses(_type: Any, tokens: Sequence[Token]) -> tuple[SocketAddress, ...]:
     return _listed(",".join(token.value for token in tokens))
 
 
-def _listed(given: str | Sequence[str]) -> tuple[HostPort, ...]:
+def _listed(given: str | Sequence[str]) -> tuple[SocketAddress, ...]:
     """Raises ValueError that says what would be right."""
     parts = given.split(",") if isinstance(given, str) else given
-    return tuple(dict.fromkeys(HostPort(part.strip()) for part in parts if part.strip()))
+    return tuple(dict.fromkeys(socket_address(part.strip()) for part in parts if part.strip()))
 
 
-Addresses = Annotated[tuple[HostPort, ...], Parameter(converter=_convert_addresses)]
-"""Several of host:port, in order: with commas between them, given again, or as a list. The settings class calls
+Addresses = Annotated[tuple[SocketAddress, ...], Parameter(converter=_convert_addresses)]
+"""Several of Address, in order: with commas between them, given again, or as a list. The settings class calls
 `address_lists` in its `__post_init__`, for those who give plain text."""
 
 
 def address_lists(config: object, *names: str) -> None:
-    """Makes each named setting a tuple of HostPort without repetitions; empty text is none. Raises ConfigError."""
+    """Makes each named setting a tuple of addresses without repetitions; empty text is none. Raises ConfigError."""
     for name in names:
         value = getattr(config, name)
         try:
             object.__setattr__(config, name, _listed(value or ()))
         except ValueError:
-            right = "write host:port, for example 127.0.0.1:7401, and a comma between two"
-            raise ConfigError(name, str(value), right) from None
+            raise ConfigError(name, str(value), f"write {ADDRESS_FORMS}, and a comma between two") from None
 
 
 def addresses(config: object, *names: str) -> None:
+    """Makes each named setting a SocketAddress. Raises ConfigError."""
+    for name in names:
+        _set(config, name, socket_address, ADDRESS_FORMS)
+
+
+def port_addresses(config: object, *names: str) -> None:
     """Makes each named setting a HostPort. Raises ConfigError."""
     for name in names:
-        value = getattr(config, name)
-        try:
-            object.__setattr__(config, name, HostPort(value))
-        except ValueError:
-            raise ConfigError(name, value, "write host:port, for example 127.0.0.1:7401") from None
+        _set(config, name, HostPort, _PORT_FORM)
 
 
 def optional_addresses(config: object, *names: str) -> None:
+    """Makes each named setting a SocketAddress, or None where it is empty. Raises ConfigError."""
+    for name in names:
+        _set(config, name, lambda value: socket_address(value) if value else None, ADDRESS_FORMS)
+
+
+def optional_port_addresses(config: object, *names: str) -> None:
     """Makes each named setting a HostPort, or None where it is empty. Raises ConfigError."""
     for name in names:
-        if getattr(config, name):
-            addresses(config, name)
-        else:
-            object.__setattr__(config, name, None)
+        _set(config, name, lambda value: HostPort(value) if value else None, _PORT_FORM)
+
+
+def _set(config: object, name: str, read: Callable[[str], object], right: str) -> None:
+    value = getattr(config, name)
+    try:
+        object.__setattr__(config, name, read(value))
+    except ValueError:
+        raise ConfigError(name, value, f"write {right}") from None
 
 
 def at_least(config: object, least: float, *names: str) -> None:

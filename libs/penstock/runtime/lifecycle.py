@@ -22,6 +22,7 @@ import structlog
 import uvloop
 
 from penstock.runtime.config import ConfigError
+from penstock.runtime.ports import remove_sockets
 
 SUPERVISOR_FD = "PENSTOCK_SUPERVISOR_FD"
 _ORPHAN_GRACE_S = 10.0
@@ -100,6 +101,7 @@ class Lifecycle:
     def _outlive(self, supervisor: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
         _wait_for_end(supervisor)
         _silence()
+        remove_sockets()
         try:
             loop.call_soon_threadsafe(self.stop)
         except RuntimeError:

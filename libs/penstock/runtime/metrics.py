@@ -15,7 +15,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from penstock.runtime.config import ConfigError, HostPort
+from penstock.runtime.addresses import HostPort
+from penstock.runtime.config import ConfigError
 from penstock.runtime.drafts import DraftAccount, by_proposer
 from penstock.runtime.figures import GPU, STORE, FigureCollector, LabelCollector, Scraped
 from penstock.runtime.request_metrics import MODEL as _MODEL

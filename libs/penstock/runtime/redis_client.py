@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
 from urllib.parse import unquote
 
-from penstock.runtime.config import ConfigError, HostPort
+from penstock.runtime.addresses import HostPort
+from penstock.runtime.config import ConfigError
 from penstock.runtime.findings import Finding
 
 if TYPE_CHECKING:

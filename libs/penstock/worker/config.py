@@ -9,19 +9,21 @@ from cyclopts import Parameter
 
 from penstock.engine.config import EngineConfig
 from penstock.kv.host import host_id
+from penstock.runtime.addresses import HostPort
 from penstock.runtime.config import (
     LOG_LEVELS,
     Address,
     Addresses,
     ConfigError,
-    HostPort,
     OptionalAddress,
+    OptionalPortAddress,
     address_lists,
     addresses,
     at_least,
     more_than,
     one_of,
     optional_addresses,
+    optional_port_addresses,
 )
 from penstock.runtime.cores import parse_cores
 
@@ -38,19 +40,20 @@ class WorkerConfig:
     model_name: str = ""
     """Name under which clients ask for the model; empty: the directory's name."""
     address: Address = HostPort("127.0.0.1:0")
-    """Address to listen on, host:port; port 0 picks a free port."""
+    """Address to listen on, host:port or unix:/path; port 0 picks a free port."""
     advertise: OptionalAddress = None
-    """Address at which others reach this worker, host:port; empty: that of `address`."""
+    """Address at which others reach this worker, host:port or unix:/path; empty: that of `address`."""
     router: Addresses = ()
-    """Addresses of all routers, host:port with commas between them; the worker joins each. Empty: none."""
+    """Addresses of all routers, host:port or unix:/path, with commas between them; the worker joins each. Empty:
+    none."""
     kvstore: OptionalAddress = None
-    """Address of this host's kvstore, host:port; empty: none, and everything is computed."""
+    """Address of this host's kvstore, host:port or unix:/path; empty: none, and everything is computed."""
     host_id: str = ""
     """Members with the same host id share memory; empty: this machine's id."""
     cores: str = ""
     """Cores on which the worker runs, such as 0-3 or 0,2; empty: any."""
     draft: str = "none"
-    """Address of the draft service, for when it decodes, host:port, or none."""
+    """Address of the draft service, for when it decodes, host:port or unix:/path, or none."""
     handoff_wait_s: float = 10.0
     """Seconds that a decode worker's request for a hand-off waits for the gateway's request to arrive."""
     handoff_keep_s: float = 10.0
@@ -71,7 +74,7 @@ class WorkerConfig:
     """Seconds after which a step that is overdue counts as stuck, for the supervisor; and that a step may take of which
     nobody knows how long it should take. One that is overdue, by ten times what it should take, gets the worker out of
     rotation until it ends."""
-    metrics_address: OptionalAddress = None
+    metrics_address: OptionalPortAddress = None
     """Address where Prometheus can read metrics, host:port; empty: none."""
     log_level: str = "info"
     """Least severe lines to log: debug, info, warning or error."""
@@ -85,7 +88,8 @@ class WorkerConfig:
             raise ConfigError("cores", self.cores, str(error)) from error
         addresses(self, "address")
         address_lists(self, "router")
-        optional_addresses(self, "advertise", "kvstore", "metrics_address")
+        optional_addresses(self, "advertise", "kvstore")
+        optional_port_addresses(self, "metrics_address")
         if self.draft not in ("", "none"):
             addresses(self, "draft")
         more_than(self, 0, "store_timeout_s", "step_limit_s")

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, get_args
 
 from cyclopts import Parameter
 
@@ -21,16 +21,15 @@ from penstock.engine.checks import settled
 from penstock.engine.config import EngineSettings, kv_token_bytes
 from penstock.engine.speculation.drafting import draft_misfit
 from penstock.models import NAMES
+from penstock.runtime.addresses import HostPort, SocketAddress, is_loopback, socket_address
 from penstock.runtime.capacity import check_blocks, check_gpu_bytes, check_host_bytes, check_nvme
 from penstock.runtime.config import (
     LOG_LEVELS,
     ConfigError,
-    HostPort,
     Size,
     arguments,
     at_least,
     format_size,
-    is_loopback,
     one_of,
     within,
 )
@@ -44,6 +43,9 @@ _OWN_PACE = 0.75
 """Workers that keep this share of their pace beside each other have cores of their own; two on one core keep half."""
 _SAID = ("dtype", "weights", "device", "itl_target_ms")
 """Engine settings that `up` decides for all workers; the others may also be set for prefill or decode workers alone."""
+
+
+Sockets = Literal["unix", "tcp"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +106,9 @@ class MeshOptions:
     """How the workers compute."""
     drain_s: float = 5.0
     """Seconds that running requests get to end when the mesh stops."""
+    sockets: Sockets = "unix"
+    """How the services reach each other: over Unix sockets in a directory that only this user may enter, or over ports
+    of 127.0.0.1, which every user of this host can reach. Clients use ports in either case."""
     hung_s: float = 30.0
     """Seconds after which a service that answers no health check is killed and started again; 0: never."""
     stuck_s: float = 120.0
@@ -128,6 +133,7 @@ class MeshOptions:
         check_nvme("--kv-nvme-dir", self.kv_nvme_dir, "--kv-nvme-bytes", self.kv_nvme_bytes)
         check_gpu_bytes("--kv-gpu-bytes", self.kv_gpu_bytes)
         one_of(self, LOG_LEVELS, "log_level")
+        one_of(self, get_args(Sockets), "sockets")
         if self.tool_format:
             one_of(self, tuple(FORMATS), "tool_format")
         if self.api_keys is None and not is_loopback(self.host):
@@ -147,10 +153,10 @@ class MeshOptions:
         return not self.aggregated and self.prefill is None
 
     @property
-    def draft_service(self) -> HostPort | None:
+    def draft_service(self) -> SocketAddress | None:
         """The address of one that runs already and drafts for the first model."""
         try:
-            return HostPort(self.draft)
+            return socket_address(self.draft)
         except ValueError:
             return None
 
@@ -197,7 +203,7 @@ class _Model:
     weights_bytes: int
     draft: Path | None
     """The directory of the model with which the mesh's own draft service drafts."""
-    draft_address: HostPort | None
+    draft_address: SocketAddress | None
     """Of its draft service, the mesh's own or another one, when there is one."""
     head: Path | None
     """The directory of the head that guesses for it."""
@@ -222,7 +228,7 @@ def _models(options: MeshOptions, ports: Ports) -> Iterator[_Model]:
             directory=directory,
             weights_bytes=sum(file.stat().st_size for file in checkpoint.weight_files),
             draft=draft,
-            draft_address=ports.reserve() if draft or (told and not service) else service,
+            draft_address=_inside(options, ports, f"draft-{number}") if draft or (told and not service) else service,
             head=_head(options.engine.draft_head, checkpoint) if number == 0 else None,
             told=told,
         )
@@ -258,7 +264,8 @@ def plan_mesh(options: MeshOptions, ports: Ports, *, redis: str = "") -> MeshPla
     models = list(_models(options, ports))
     http = _address("port", options.host, options.port, ports)
     grpc = _address("grpc_port", options.host, options.grpc_port, ports)
-    routers, store = [ports.reserve() for _ in range(options.routers)], ports.reserve()
+    routers = [_inside(options, ports, f"router-{number}") for number in range(options.routers)]
+    store = _inside(options, ports, "kvstore")
     doors = [(http, grpc)]
     doors += [(ports.reserve(0, options.host), ports.reserve(0, options.host)) for _ in range(1, options.gateways)]
     worker = _worker_arguments(options.engine, routers, store)
@@ -273,15 +280,16 @@ def plan_mesh(options: MeshOptions, ports: Ports, *, redis: str = "") -> MeshPla
     ]
     scheme = "https" if options.tls_cert else "http"
     url, *further = (f"{scheme}://{_reachable(address)}" for address, _ in doors)
-    return MeshPlan(url, tuple(children), _reachable(grpc), tuple(further), note, router=routers[0])
+    told = tuple(replace(child, environment={**child.environment, **ports.environment}) for child in children)
+    return MeshPlan(url, told, _reachable(grpc), tuple(further), note, router=routers[0])
 
 
 def added_worker(
     options: MeshOptions,
     role: str,
-    address: HostPort,
+    address: SocketAddress,
     *,
-    routers: Sequence[HostPort],
+    routers: Sequence[SocketAddress],
     store: str,
     host: str,
     name: str,
@@ -297,13 +305,13 @@ def added_worker(
     return replace(child, name=name, imports="")
 
 
-def _worker_arguments(engine: EngineSettings, routers: Sequence[HostPort], store: str) -> tuple[str, ...]:
+def _worker_arguments(engine: EngineSettings, routers: Sequence[SocketAddress], store: str) -> tuple[str, ...]:
     """What all workers of a mesh are told."""
     where = ("--kvstore", store) if store else ()
     return ("--router", ",".join(routers), *where, *arguments(replace(engine, draft_head="none"), _SAID))
 
 
-def _routers(options: MeshOptions, addresses: Sequence[HostPort], redis: str) -> Iterator[ChildSpec]:
+def _routers(options: MeshOptions, addresses: Sequence[SocketAddress], redis: str) -> Iterator[ChildSpec]:
     for number, address in enumerate(addresses):
         shared = ("--state", redis, "--name", f"router-{number}") if redis else ()
         which = number if len(addresses) > 1 else None
@@ -313,7 +321,7 @@ def _routers(options: MeshOptions, addresses: Sequence[HostPort], redis: str) ->
 def _gateways(
     options: MeshOptions,
     doors: Sequence[tuple[HostPort, HostPort]],
-    routers: Sequence[HostPort],
+    routers: Sequence[SocketAddress],
     arguments: tuple[str, ...],
     *,
     redis: str,
@@ -369,14 +377,14 @@ def _workers(
         for number in range(place * prefill, (place + 1) * prefill):
             asked = ("--draft", "none") if model.told else draft  # it tells no states, and a head needs them
             own = _cores(options, next(shares))
-            yield _child(options, "prefill", _WORKERS, "--address", ports.reserve(), *what, *asked, *own, number=number)
+            at = _inside(options, ports, f"prefill-{number}")
+            yield _child(options, "prefill", _WORKERS, "--address", at, *what, *asked, *own, number=number)
         what += draft
         head = () if model.head is None else ("--draft-head", str(model.head))
         for number in range(place * options.decode, (place + 1) * options.decode):
             own = _cores(options, next(shares))
-            yield _child(
-                options, "decode", _WORKERS, "--address", ports.reserve(), *what, *role, *own, *head, number=number
-            )
+            at = _inside(options, ports, f"decode-{number}")
+            yield _child(options, "decode", _WORKERS, "--address", at, *what, *role, *own, *head, number=number)
 
 
 def _cores(options: MeshOptions, share: Share) -> Iterator[str]:
@@ -402,7 +410,7 @@ def _tiers(options: MeshOptions, models: Sequence[_Model]) -> Iterator[str]:
         yield from ("--tenant-share", str(options.engine.tenant_share))
 
 
-def _drafts(options: MeshOptions, models: Sequence[_Model], store: HostPort) -> Iterator[ChildSpec]:
+def _drafts(options: MeshOptions, models: Sequence[_Model], store: SocketAddress) -> Iterator[ChildSpec]:
     for place, model in enumerate(models):
         if model.told and not options.draft_service:
             what = ("--model", str(model.directory), "--head", str(model.head))
@@ -421,7 +429,6 @@ def _child(options: MeshOptions, service: str, stage: int, *arguments: str, numb
         stop_stage=stage,
         imports=f"penstock.{service}.service" if stage in (_WORKERS, _DRAFT) else "",  # the others don't need torch
         environment={
-            **Ports.environment,
             f"PENSTOCK_{service.upper()}_LOG_LEVEL": options.log_level,
             "GRPC_VERBOSITY": "NONE",
             # OpenMP threads that spin while they wait starve the other processes of the mesh.
@@ -449,6 +456,16 @@ def _door(options: MeshOptions) -> Iterator[str]:
         yield from ("--cors-origins", origin)
     if options.tool_format:
         yield from ("--tool-format", options.tool_format)
+
+
+def _inside(options: MeshOptions, ports: Ports, name: str) -> SocketAddress:
+    """Where a service listens that only other services use. Raises ConfigError."""
+    if options.sockets == "tcp":
+        return ports.reserve()
+    try:
+        return ports.socket(name)
+    except OSError as error:
+        raise ConfigError("sockets", options.sockets, str(error)) from error
 
 
 def _reachable(address: HostPort) -> str:

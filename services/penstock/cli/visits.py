@@ -14,7 +14,7 @@ from penstock.cli.checks import CheckedService
 from penstock.errors import Forbidden, InvalidRequest, PenstockError, Unauthenticated
 from penstock.rpc.errors import from_rpc
 from penstock.rpc.shown.figures import role_of
-from penstock.runtime.config import HostPort
+from penstock.runtime.addresses import UnixPath, socket_address
 from penstock.v1 import checkup_pb2, checkup_pb2_grpc, router_pb2, router_pb2_grpc
 
 _CALL_S = 5.0
@@ -64,8 +64,11 @@ async def visited_gateway(gateway: router_pb2.MeshWatcher, door: DoorAccess) -> 
 
 
 async def _resolved(visit: CheckedService, address: str) -> bool:
-    """Whether the name of the address is known."""
-    host = HostPort(address).host
+    """Whether the name of the address is known, which a Unix socket does not have."""
+    where = socket_address(address)
+    if isinstance(where, UnixPath):
+        return True
+    host = where.host
     try:
         await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:

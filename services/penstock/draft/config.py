@@ -6,16 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.engine.config import EngineConfig
+from penstock.runtime.addresses import HostPort
 from penstock.runtime.config import (
     LOG_LEVELS,
     Address,
-    HostPort,
     OptionalAddress,
+    OptionalPortAddress,
     addresses,
     at_least,
     more_than,
     one_of,
     optional_addresses,
+    optional_port_addresses,
 )
 
 
@@ -29,7 +31,7 @@ class DraftConfig:
     """Directory of a draft head for `model`, which is then the target itself: the head guesses from what the target's
     layers say, as decode workers tell it. none: `model` guesses from tokens."""
     address: Address = HostPort("127.0.0.1:0")
-    """Address to listen on, host:port; port 0 picks a free port."""
+    """Address to listen on, host:port or unix:/path; port 0 picks a free port."""
     dtype: str = "auto"
     """Type of the weights: auto, float32, bfloat16, int8, or on a CUDA device float8. auto: the checkpoint's own, and
     bfloat16 for one in float16."""
@@ -45,7 +47,7 @@ class DraftConfig:
     max_running: int = 64
     """Most sequences in one step."""
     kvstore: OptionalAddress = None
-    """Address of this host's kvstore, host:port; empty: none, and every text is computed."""
+    """Address of this host's kvstore, host:port or unix:/path; empty: none, and every text is computed."""
     host_id: str = ""
     """A store with the same host id shares its memory; empty: this machine's id."""
     store_timeout_s: float = 2.0
@@ -56,14 +58,15 @@ class DraftConfig:
     """Most sequences of one decode worker at a time."""
     max_stream_tokens: int = 1 << 22
     """Most tokens in all sequences of one decode worker together; each takes about 40 bytes of memory."""
-    metrics_address: OptionalAddress = None
+    metrics_address: OptionalPortAddress = None
     """Address where Prometheus can read metrics, host:port; empty: none."""
     log_level: str = "info"
     """Least severe lines to log: debug, info, warning or error."""
 
     def __post_init__(self) -> None:
         addresses(self, "address")
-        optional_addresses(self, "kvstore", "metrics_address")
+        optional_addresses(self, "kvstore")
+        optional_port_addresses(self, "metrics_address")
         more_than(self, 0, "store_timeout_s")
         at_least(self, 0, "kv_pool_tokens")
         at_least(self, 1, "threads", "max_streams", "max_stream_sequences", "max_stream_tokens")

@@ -11,21 +11,20 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from penstock.chat.formats.families import FORMATS
+from penstock.runtime.addresses import HostPort, SocketAddress, is_loopback
 from penstock.runtime.config import (
     LOG_LEVELS,
-    Address,
     Addresses,
     ConfigError,
-    HostPort,
-    OptionalAddress,
+    OptionalPortAddress,
+    PortAddress,
     Size,
     address_lists,
-    addresses,
     at_least,
-    is_loopback,
     more_than,
     one_of,
-    optional_addresses,
+    optional_port_addresses,
+    port_addresses,
 )
 from penstock.runtime.redis_client import REDIS_SCHEMES
 
@@ -50,7 +49,8 @@ class GatewayConfig:
     """Settings of one gateway."""
 
     router: Addresses
-    """Addresses of the routers, host:port with commas between them. One plans until it fails, then another."""
+    """Addresses of the routers, host:port or unix:/path, with commas between them. One plans until it fails, then
+    another."""
     site: str = "here"
     """Name of the site that these routers and their workers are at."""
     far: tuple[str, ...] = ()
@@ -70,9 +70,9 @@ class GatewayConfig:
     tool_format."""
     also: tuple[str, ...] = ()
     """Further models, NAME=DIRECTORY for each."""
-    http_address: Address = HostPort("127.0.0.1:8080")
+    http_address: PortAddress = HostPort("127.0.0.1:8080")
     """Address of the HTTP API, host:port; port 0 picks a free port."""
-    grpc_address: Address = HostPort("127.0.0.1:0")
+    grpc_address: PortAddress = HostPort("127.0.0.1:0")
     """Address of the gRPC API, host:port; port 0 picks a free port."""
     api_keys: Path | None = None
     """The file that `penstock keys add` writes; without it all clients are the tenant "default"."""
@@ -163,13 +163,13 @@ class GatewayConfig:
     """Seconds of silence after which a stream gets a comment, so that proxies do not close it."""
     drain_s: float = 5.0
     """Seconds that running requests get to end when the gateway stops."""
-    metrics_address: OptionalAddress = None
+    metrics_address: OptionalPortAddress = None
     """Address where Prometheus can read metrics besides GET /metrics, host:port; empty: none."""
     log_level: str = "info"
     """Least severe lines to log: debug, info, warning or error."""
 
     @property
-    def sites(self) -> Mapping[str, Sequence[HostPort]]:
+    def sites(self) -> Mapping[str, Sequence[SocketAddress]]:
         """The routers of each site, this gateway's first."""
         return {self.site: self.router, **_far_sites(self.site, self.far)}
 
@@ -180,8 +180,8 @@ class GatewayConfig:
         if not self.router:
             raise ConfigError("router", "", "give the address of a router, host:port")
         _far_sites(self.site, self.far)
-        addresses(self, "http_address", "grpc_address")
-        optional_addresses(self, "metrics_address")
+        port_addresses(self, "http_address", "grpc_address")
+        optional_port_addresses(self, "metrics_address")
         at_least(self, 1, "max_live_requests", "max_body_bytes", "max_upload_bytes", "max_n", "max_request_tokens")
         at_least(self, 1, "max_output_tokens", "max_file_bytes", "max_tenant_file_bytes", "max_tenant_files")
         at_least(self, 1, "max_batch_lines", "max_tenant_batches", "max_live_lines", "batch_kept_s")

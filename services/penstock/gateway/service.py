@@ -43,7 +43,7 @@ from penstock.grammar.compiling import open_compiler
 from penstock.rpc.channels import open_channels
 from penstock.rpc.checkup import own_version
 from penstock.rpc.server import RpcServer, serve
-from penstock.runtime.config import HostPort
+from penstock.runtime.addresses import HostPort
 from penstock.runtime.findings import Finding
 from penstock.runtime.metrics import GatewayMetrics
 from penstock.runtime.redis_client import REDIS_SCHEMES, redis_found

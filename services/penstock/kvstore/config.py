@@ -8,20 +8,22 @@ from pathlib import Path
 from penstock.kv.eviction import POLICIES
 from penstock.kv.host import host_id
 from penstock.kvstore.events.wire.format import STYLES
+from penstock.runtime.addresses import HostPort, socket_address
 from penstock.runtime.capacity import check_host_bytes, check_nvme
 from penstock.runtime.config import (
     LOG_LEVELS,
     Address,
     Addresses,
     ConfigError,
-    HostPort,
     OptionalAddress,
+    OptionalPortAddress,
     Size,
     address_lists,
     addresses,
     format_size,
     one_of,
     optional_addresses,
+    optional_port_addresses,
 )
 
 _LEAST_GPU_BYTES = 1 << 16
@@ -34,7 +36,7 @@ class KvStoreConfig:
     """The KV store: blocks in memory that the workers of this host share."""
 
     address: Address = HostPort("127.0.0.1:0")
-    """Address to listen on, host:port; port 0 picks a free port."""
+    """Address to listen on, host:port or unix:/path; port 0 picks a free port."""
     host_bytes: Size = 1 << 30
     """Size of the shared memory, such as 512MiB or 2GiB. It takes memory only as blocks arrive."""
     partitions: int = 1
@@ -49,8 +51,8 @@ class KvStoreConfig:
     gpu_device: int = 0
     """Number of the CUDA device, as this process counts them."""
     router: Addresses = ()
-    """Addresses of all routers, host:port with commas between them; the store joins each. Empty: none, and clients have
-    to know the store's address."""
+    """Addresses of all routers, host:port or unix:/path, with commas between them; the store joins each. Empty: none,
+    and clients have to know the store's address."""
     host_id: str = field(default_factory=host_id)
     """Clients with this host id map the shared memory; all others stream blocks."""
     lease_s: float = 30.0
@@ -84,13 +86,13 @@ class KvStoreConfig:
     nvme_direct: bool = True
     """Read and write past the page cache, where the file system allows that."""
     advertise: OptionalAddress = None
-    """Address at which others reach this store, host:port; empty: that of `address`."""
+    """Address at which others reach this store, host:port or unix:/path; empty: that of `address`."""
     peers: tuple[str, ...] = ()
     """Addresses of other stores, host:port each, in addition to those that the router knows. Blocks are pulled from
     no other store."""
     stall_s: float = 1.0
     """Seconds after which another store that sends nothing is asked again over a new connection."""
-    mooncake_master: OptionalAddress = None
+    mooncake_master: OptionalPortAddress = None
     """Address of the master of a Mooncake pool that stores of several hosts share, host:port; empty: none."""
     mooncake_host: str = "127.0.0.1"
     """Address at which the other members of the Mooncake pool reach this host."""
@@ -111,7 +113,7 @@ class KvStoreConfig:
     """Topic of the events: the first part of each message."""
     events_style: str = "map"
     """Form of the events: map, as vLLM publishes them now, or array, as it did until 2026."""
-    metrics_address: OptionalAddress = None
+    metrics_address: OptionalPortAddress = None
     """Address where Prometheus can read metrics, host:port; empty: none."""
     log_level: str = "info"
     """Least severe lines to log: debug, info, warning or error."""
@@ -120,7 +122,8 @@ class KvStoreConfig:
         """Raises ConfigError on a setting that can't work."""
         addresses(self, "address")
         address_lists(self, "router")
-        optional_addresses(self, "advertise", "mooncake_master", "metrics_address")
+        optional_addresses(self, "advertise")
+        optional_port_addresses(self, "mooncake_master", "metrics_address")
         check_host_bytes("host_bytes", self.host_bytes)
         if self.draft_bytes:
             check_host_bytes("draft_bytes", self.draft_bytes)
@@ -206,7 +209,7 @@ class KvStoreConfig:
 def _check_peers(peers: tuple[str, ...]) -> None:
     for peer in peers:
         try:
-            HostPort(peer)
+            socket_address(peer)
         except ValueError as error:
             raise ConfigError("peers", peer, str(error)) from None
 

@@ -7,17 +7,17 @@ from typing import get_args
 
 from penstock.router.baselines import PolicyName
 from penstock.rpc.bounds import is_id
+from penstock.runtime.addresses import HostPort
 from penstock.runtime.config import (
     LOG_LEVELS,
     Address,
     ConfigError,
-    HostPort,
-    OptionalAddress,
+    OptionalPortAddress,
     addresses,
     at_least,
     more_than,
     one_of,
-    optional_addresses,
+    optional_port_addresses,
 )
 from penstock.runtime.redis_client import REDIS_GROUP_SCHEMES, REDIS_SCHEMES, without_password
 
@@ -27,7 +27,7 @@ class RouterConfig:
     """Settings of one router."""
 
     address: Address = HostPort("127.0.0.1:0")
-    """Address to listen on, host:port; port 0 picks a free port."""
+    """Address to listen on, host:port or unix:/path; port 0 picks a free port."""
     max_live_plans: int = 1024
     """Most requests in flight; further ones are refused at once."""
     max_queue_s: float = 120.0
@@ -79,14 +79,14 @@ class RouterConfig:
     """Seconds for which loads have to diverge before a worker changes sides, and for which none does after that."""
     seed: int = 0
     """Seed of the random choice between equally good workers; 0: draw a seed."""
-    metrics_address: OptionalAddress = None
+    metrics_address: OptionalPortAddress = None
     """Address where Prometheus can read metrics, host:port; empty: none."""
     log_level: str = "info"
     """Least severe lines to log: debug, info, warning or error."""
 
     def __post_init__(self) -> None:
         addresses(self, "address")
-        optional_addresses(self, "metrics_address")
+        optional_port_addresses(self, "metrics_address")
         more_than(self, 0, "max_live_plans", "max_queue_s", "max_members")
         more_than(self, 0, "max_indexed_blocks", "silent_s", "max_sessions", "balance_dwell_s")
         at_least(

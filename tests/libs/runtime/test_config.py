@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from penstock.runtime.addresses import HostPort, UnixPath, socket_address
 from penstock.runtime.config import (
     Address,
     Addresses,
     ConfigError,
-    HostPort,
     OptionalAddress,
+    OptionalPortAddress,
     Size,
     address_lists,
     addresses,
@@ -22,6 +23,7 @@ from penstock.runtime.config import (
     more_than,
     one_of,
     optional_addresses,
+    optional_port_addresses,
     parse_size,
     service_app,
     within,
@@ -38,6 +40,8 @@ class Base:
     """Beside whom."""
     routers: Addresses = ()
     """Under whom."""
+    metrics: OptionalPortAddress = None
+    """Where figures are."""
     room: Size = 1024
     """How much."""
 
@@ -55,6 +59,7 @@ class Settings(Base):
         addresses(self, "address")
         optional_addresses(self, "peer")
         address_lists(self, "routers")
+        optional_port_addresses(self, "metrics")
         at_least(self, 1, "workers")
 
 
@@ -158,8 +163,33 @@ def test_an_address_is_text_that_knows_its_parts(
     assert start("--address", "0.0.0.0:1", "--peer", "a.example:2").peer == HostPort("a.example:2")
     monkeypatch.setenv("PENSTOCK_TOY_PEER", "")
     monkeypatch.setenv("PENSTOCK_TOY_ADDRESS", "[::]:0")
-    assert (start().peer, start().address.host) == (None, "::")
-    assert Settings(address="127.0.0.1:9", peer="").address.port == 9  # type: ignore[arg-type]
+    assert (start().peer, start().address) == (None, "[::]:0")
+    assert Settings(address="127.0.0.1:9", peer="").address.at(8) == "127.0.0.1:8"  # type: ignore[arg-type]
+
+
+def test_an_address_may_be_a_unix_socket(start: Callable[..., Settings]) -> None:
+    given = start("--address", "unix:/run/a", "--peer", "unix:/run/b", "--routers", "unix:/run/c,127.0.0.1:1")
+    assert (given.address, given.address.at(7)) == (UnixPath("unix:/run/a"), UnixPath("unix:/run/a"))
+    assert isinstance(given.peer, UnixPath) and given.peer.path == "/run/b"
+    assert given.routers == (UnixPath("unix:/run/c"), HostPort("127.0.0.1:1"))
+    assert start("--metrics", "127.0.0.1:9").metrics == HostPort("127.0.0.1:9")
+    with pytest.raises(ConfigError, match=r"metrics = 'unix:/run/a': write host:port, for example 127.0.0.1:7401$"):
+        Settings(metrics="unix:/run/a")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("unix:", "write unix:/path"),
+        ("unix:relative", "write unix:/path"),
+        ("unix:/directory/", "write unix:/path"),
+        ("unix:/a\nb", "write unix:/path"),
+        ("unix:/" + "ü" * 60, "at most 103 bytes"),
+    ],
+)
+def test_what_is_no_unix_socket_is_refused(text: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        socket_address(text)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +199,9 @@ def test_an_address_is_text_that_knows_its_parts(
 def test_what_is_not_an_address_is_refused_by_name(text: str) -> None:
     with pytest.raises(ValueError, match="write host:port"):
         HostPort(text)
-    with pytest.raises(ConfigError, match=f"^address = {text!r}: write host:port, for example 127.0.0.1:7401$"):
+    with pytest.raises(
+        ConfigError, match=f"^address = {text!r}: write host:port, for example 127.0.0.1:7401, or unix:/path$"
+    ):
         Settings(address=text)  # type: ignore[arg-type]
 
 

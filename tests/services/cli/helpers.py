@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from penstock.cli.child import ChildSpec
-from penstock.cli.ports import Ports
 from penstock.cli.supervisor import ChildChange, ChildState
+from penstock.runtime.ports import RESERVED
 
 REPOSITORY = Path(__file__).parents[3]
 FAKE = Path(__file__).with_name("fake_service.py")
@@ -19,7 +19,7 @@ ENVIRONMENT = {"PYTHONPATH": os.pathsep.join(str(REPOSITORY / part) for part in 
 
 def fake(name: str, behaviour: str = "", diary: Path | None = None, stop_stage: int = 0) -> ChildSpec:
     command = (sys.executable, str(FAKE), name, behaviour, str(diary or ""))
-    return ChildSpec(name, command, stop_stage, {**ENVIRONMENT, **Ports.environment})
+    return ChildSpec(name, command, stop_stage, {**ENVIRONMENT, RESERVED: "1"})
 
 
 class Onlooker:

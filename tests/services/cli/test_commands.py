@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from penstock.cli import mesh
 from penstock.cli.mesh import DemoOptions, MeshOptions, MeshPlan, plan_mesh
@@ -24,11 +25,16 @@ from penstock.cli.supervisor import Patience
 from penstock.cli.view import View
 from penstock.engine.config import EngineSettings
 from penstock.models import NAMES, embedded
-from penstock.rpc.server import serve
+from penstock.rpc.channels import open_channels
+from penstock.rpc.server import LIVE, serve
 from penstock.runtime import cores
+from penstock.runtime.addresses import HostPort
 from penstock.runtime.config import ConfigError
+from penstock.runtime.ports import SOCKETS
 from penstock.testing.checkpoints import write_checkpoint
 from penstock.testing.heads import write_head
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
 
 
 def penstock(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -257,6 +263,66 @@ def test_another_user_cannot_take_a_reserved_port() -> None:
                     taken += 1
             os._exit(taken)
         assert os.waitpid(stranger, 0)[1] == 0
+
+
+def _inside(plan: MeshPlan) -> set[str]:
+    """Addresses at which services listen for each other."""
+    return {
+        child.command[child.command.index("--address") + 1] for child in plan.children if "--address" in child.command
+    }
+
+
+def test_services_reach_each_other_over_sockets_of_one_user() -> None:
+    options = MeshOptions(port=0, prefill=1, routers=2)
+    with reserved_ports() as ports:
+        plan = plan_mesh(options, ports)
+        inside, directory = _inside(plan), Path(plan.router.removeprefix("unix:")).parent
+        assert inside == {
+            f"unix:{directory}/{name}"
+            for name in ("prefill-0", "decode-0", "draft-0", "router-0", "router-1", "kvstore")
+        }
+        assert directory.stat().st_mode & 0o777 == 0o700
+        assert plan.url.startswith("http://127.0.0.1:"), "clients use ports"
+        assert all(child.environment[SOCKETS] == str(directory) for child in plan.children)
+    assert not directory.exists()
+    with reserved_ports() as ports:
+        assert all(map(HostPort, _inside(plan_mesh(replace(options, sockets="tcp"), ports))))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+def test_another_user_reaches_no_socket() -> None:
+    with reserved_ports() as ports, socket.socket(socket.AF_UNIX) as router:
+        path = ports.socket("router-0").path
+        router.bind(path)
+        router.listen()
+        os.chmod(path, 0o777)  # as an umask of 0 would have it: the directory is what guards it
+        stranger = os.fork()
+        if stranger == 0:
+            os.setuid(65534)
+            with socket.socket(socket.AF_UNIX) as one:
+                try:
+                    one.connect(path)
+                except PermissionError:
+                    os._exit(0)
+                os._exit(1)
+        assert os.waitpid(stranger, 0)[1] == 0
+
+
+async def test_a_socket_that_was_left_behind_is_listened_on_again() -> None:
+    with reserved_ports() as ports:
+        address = ports.socket("router-0")
+        with socket.socket(socket.AF_UNIX) as killed:
+            killed.bind(address.path)
+        async with serve(address, lambda server: None, []), open_channels() as channels:
+            stub = health_pb2_grpc.HealthStub(channels.to(address))
+            assert (await stub.Check(health_pb2.HealthCheckRequest(service=LIVE))).status == SERVING
+
+
+@pytest.mark.parametrize("runtime", ["/" + "d" * 80, "relative", "/nowhere/at/all"])
+def test_sockets_lie_where_their_paths_are_short_enough(monkeypatch: pytest.MonkeyPatch, runtime: str) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+    with reserved_ports() as ports:
+        assert not ports.socket("kvstore").path.startswith(runtime)
 
 
 def names(**options: object) -> list[str]:

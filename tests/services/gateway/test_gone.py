@@ -16,7 +16,7 @@ from penstock.gateway.door.http import _until_gone
 from penstock.gateway.door.protocol import streamed_body
 from penstock.gateway.door.reply import Reply
 from penstock.gateway.door.server import serve_http
-from penstock.runtime.config import HostPort
+from penstock.runtime.addresses import HostPort
 
 REQUEST = b"POST / HTTP/1.1\r\nhost: here\r\ncontent-length: 2\r\n\r\n{}"
 

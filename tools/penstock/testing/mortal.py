@@ -15,6 +15,7 @@ from penstock.cli.mesh import MeshOptions, plan_mesh
 from penstock.cli.ports import reserved_ports
 from penstock.cli.running import serving
 from penstock.cli.supervisor import ChildChange, ChildState, Patience, Supervisor, supervised
+from penstock.runtime.addresses import UnixPath, socket_address
 from penstock.runtime.tasks import first_of
 
 _HANDS_OFF = ("--local-prefill-tokens", "64")
@@ -24,7 +25,7 @@ _PIECE = 1 << 16
 
 
 class CuttableWire:
-    """A TCP proxy to one address. Made by `cuttable_wire`."""
+    """A TCP proxy to one address, which may be a Unix socket. Made by `cuttable_wire`."""
 
     def __init__(self, target: str) -> None:
         self.address = ""
@@ -46,9 +47,12 @@ class CuttableWire:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection."""
-        host, port = self._target.rsplit(":", 1)
+        target = socket_address(self._target)
         try:
-            there, back = await asyncio.open_connection(host, int(port))
+            if isinstance(target, UnixPath):
+                there, back = await asyncio.open_unix_connection(target.path)
+            else:
+                there, back = await asyncio.open_connection(target.host, target.port)
         except OSError:
             writer.transport.abort()
             return

@@ -12,7 +12,7 @@ from penstock.cli.scale.actuators.base import Actuator, ActuatorFailed, WorkerPl
 from penstock.cli.scale.metrics import ScaleMetrics
 from penstock.cli.scale.state import ROLES, ScaleAction, WorkerSeen, WorkRole
 from penstock.errors import NotFound, PenstockError
-from penstock.runtime.config import HostPort
+from penstock.runtime.addresses import SocketAddress
 from penstock.v1 import router_pb2, router_pb2_grpc
 
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 5.0, 300.0
@@ -33,7 +33,7 @@ class ScaleActs:
 
     def __init__(
         self,
-        routers: Sequence[HostPort],
+        routers: Sequence[SocketAddress],
         metrics: ScaleMetrics,
         clock: Callable[[], float],
         *,

@@ -18,12 +18,12 @@ from penstock.runtime.config import (
     LOG_LEVELS,
     Addresses,
     ConfigError,
-    OptionalAddress,
+    OptionalPortAddress,
     address_lists,
     at_least,
     more_than,
     one_of,
-    optional_addresses,
+    optional_port_addresses,
     within,
 )
 
@@ -39,7 +39,7 @@ class ScaleConfig:
     """Settings of `penstock scale`, for one model of a mesh."""
 
     router: Addresses = ()
-    """Addresses of routers, host:port with commas between them; the first that answers is asked."""
+    """Addresses of routers, host:port or unix:/path, with commas between them; the first that answers is asked."""
     actuator: ActuatorName = "none"
     """Who starts and ends workers: none (they only change roles), local, kubernetes or webhook."""
     model_name: str = ""
@@ -91,14 +91,14 @@ class ScaleConfig:
     """What local workers serve: a model directory, its name on the hub, or the name of an embedded model."""
     engine: Annotated[EngineSettings, Parameter(name="*")] = field(default_factory=EngineSettings)
     """How local workers compute: as those of the mesh do."""
-    metrics_address: OptionalAddress = None
+    metrics_address: OptionalPortAddress = None
     """Address where Prometheus can read metrics, host:port; empty: none."""
     log_level: str = "info"
     """Least severe lines to log: debug, info, warning or error."""
 
     def __post_init__(self) -> None:
         address_lists(self, "router", "gateway_http")
-        optional_addresses(self, "metrics_address")
+        optional_port_addresses(self, "metrics_address")
         if not self.router:
             raise ConfigError("router", "", "must be the address of a router, for example 127.0.0.1:7401")
         one_of(self, get_args(ActuatorName), "actuator")

@@ -21,7 +21,7 @@ from penstock.gateway.door.operating import check_operator, past_request
 from penstock.gateway.door.reception import Reception
 from penstock.gateway.door.reply import JSON
 from penstock.gateway.mesh.shown import ShownMesh
-from penstock.runtime.config import is_loopback
+from penstock.runtime.addresses import is_loopback
 
 MOST_REQUESTS = 100
 _OWN_SITE = ("", "same-origin", "none")

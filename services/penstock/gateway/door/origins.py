@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
-from penstock.runtime.config import is_loopback
+from penstock.runtime.addresses import is_loopback
 
 _SAFE = ("GET", "HEAD", "OPTIONS")
 _METHODS = b"GET, HEAD, POST, DELETE, OPTIONS"

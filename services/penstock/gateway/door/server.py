@@ -13,7 +13,8 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from penstock.gateway.door.protocol import BoundedProtocol, Sparse
-from penstock.runtime.config import ConfigError, HostPort
+from penstock.runtime.addresses import HostPort
+from penstock.runtime.config import ConfigError
 from penstock.runtime.ports import ports_are_reserved
 from penstock.runtime.tasks import Failed, beside
 

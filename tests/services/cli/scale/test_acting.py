@@ -6,7 +6,7 @@ from penstock.cli.scale.acting import ScaleActs
 from penstock.cli.scale.actuators.base import ActuatorFailed, WorkerPlace
 from penstock.cli.scale.metrics import ScaleMetrics
 from penstock.cli.scale.state import ScaleAction, WorkerSeen, WorkRole
-from penstock.runtime.config import HostPort
+from penstock.runtime.addresses import HostPort
 
 PLACE = WorkerPlace("w1", "127.0.0.1:7500")
 ADD = ScaleAction(kind="add", role="decode", reason="a test")

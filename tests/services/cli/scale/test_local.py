@@ -16,7 +16,7 @@ from penstock.cli.scale.state import WorkRole
 from penstock.engine.config import EngineSettings
 from penstock.router.config import RouterConfig
 from penstock.router.service import Router, open_router
-from penstock.runtime.config import HostPort
+from penstock.runtime.addresses import HostPort
 from penstock.testing.checkpoints import TinyModel, write_checkpoint
 
 

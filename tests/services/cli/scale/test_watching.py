@@ -9,7 +9,8 @@ import pytest
 from penstock.cli.scale.config import ScaleConfig
 from penstock.cli.scale.watching import MeshWatch
 from penstock.errors import Refused
-from penstock.runtime.config import ConfigError, HostPort
+from penstock.runtime.addresses import HostPort
+from penstock.runtime.config import ConfigError
 from penstock.v1 import router_pb2
 
 ROUTER = HostPort("127.0.0.1:1")

@@ -16,7 +16,7 @@ from urllib.parse import quote
 from penstock.cli.scale.actuators.base import ActuatorFailed, WorkerPlace
 from penstock.cli.scale.state import WorkRole
 from penstock.cli.scale.web import NoAnswer, WebAnswer, call
-from penstock.runtime.config import HostPort
+from penstock.runtime.addresses import HostPort
 
 _MERGE = "application/merge-patch+json"
 _FIRST_TO_GO = "-1000000"
@@ -91,7 +91,10 @@ class KubernetesActuator:
         self._tried = None
 
     async def _mark(self, worker: WorkerPlace) -> None:
-        ip = HostPort(worker.address).host
+        try:
+            ip = HostPort(worker.address).host
+        except ValueError as error:
+            raise ActuatorFailed(f"the worker is no pod: {error}") from None
         pods = await self._ask("GET", f"{self._access.pods_url}?fieldSelector={quote(f'status.podIP={ip}')}")
         items = pods.get("items") or []
         if len(items) != 1:

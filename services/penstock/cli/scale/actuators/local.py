@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import structlog
@@ -17,7 +17,8 @@ from penstock.cli.scale.actuators.base import ActuatorFailed, WorkerPlace
 from penstock.cli.scale.state import WorkRole
 from penstock.cli.supervisor import ChildChange, ChildFailed, ChildState, Patience, supervised
 from penstock.errors import PenstockError
-from penstock.runtime.config import ConfigError, HostPort
+from penstock.runtime.addresses import SocketAddress, UnixPath
+from penstock.runtime.config import ConfigError
 from penstock.runtime.tasks import Failed, start
 
 _LOG = structlog.get_logger("penstock.scale")
@@ -37,7 +38,7 @@ class LocalMesh:
 
     options: MeshOptions
     """Whose first model they serve, and as which they compute."""
-    routers: tuple[HostPort, ...]
+    routers: tuple[SocketAddress, ...]
     store: Callable[[], Awaitable[StorePlace]]
     """Finds the store of this host. Raises PenstockError."""
     lost: Callable[[WorkRole], object]
@@ -79,18 +80,21 @@ class LocalActuator:
             raise ActuatorFailed(f"{len(self._kept)} local workers are kept already, though not all may be ready")
         try:
             store = await mesh.store()
-            address = self._ports.reserve()
+            name = f"{role}-added-{self._number}"
+            inside = isinstance(mesh.routers[0], UnixPath)  # as the mesh does it
+            address = self._ports.socket(name) if inside else self._ports.reserve()
             spec = added_worker(
                 mesh.options,
                 role,
                 address,
                 routers=mesh.routers,
                 store=store.address,
-                name=f"{role}-added-{self._number}",
+                name=name,
                 host=store.host,
             )
         except (PenstockError, ConfigError, OSError) as error:
             raise ActuatorFailed(str(error)) from None
+        spec = replace(spec, environment={**spec.environment, **self._ports.environment})
         self._number += 1
         kept = self._kept[address] = _Kept()
         keep = partial(self._keep, spec, address, role)
