@@ -169,7 +169,7 @@ async def settled(mesh: Mesh, tokens: list[int]) -> None:
     keys = mesh_keys(mesh, tokens)
     if not keys:
         return
-    stub = kvstore_pb2_grpc.KvStoreStub(mesh.workers[0].channels.to(mesh.kvstore.address))
+    stub = kvstore_pb2_grpc.KvStoreStub(mesh.workers[0].channels.to(mesh.kvstore.address, "store"))
     async with asyncio.timeout(10):
         while (await stub.Lookup(kvstore_pb2.LookupRequest(keys=keys))).found < len(keys):
             await asyncio.sleep(0.002)

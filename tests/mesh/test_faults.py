@@ -64,7 +64,7 @@ async def leased(mesh, tokens):
     """Writable views of the stored blocks of `tokens`, straight from the arena."""
     import mmap
 
-    stub = kvstore_pb2_grpc.KvStoreStub(mesh.workers[0].channels.to(mesh.kvstore.address))
+    stub = kvstore_pb2_grpc.KvStoreStub(mesh.workers[0].channels.to(mesh.kvstore.address, "store"))
     spec = mesh.workers[0].engine.spec
     attach = kvstore_pb2.AttachRequest(client="test")
     attach.spec.CopyFrom(spec_to_message(spec))

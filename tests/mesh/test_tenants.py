@@ -161,7 +161,7 @@ async def test_the_router_s_index(tenants: Tenants) -> None:
 async def test_events(tenants: Tenants) -> None:
     """The same prompt of two tenants has nothing in common that a listener could see."""
     tokens = prompt("events", TOKENS)
-    stub = kvstore_pb2_grpc.KvStoreStub(tenants.mesh.workers[0].channels.to(tenants.mesh.kvstore.address))
+    stub = kvstore_pb2_grpc.KvStoreStub(tenants.mesh.workers[0].channels.to(tenants.mesh.kvstore.address, "store"))
     told: dict[str, set[bytes]] = {}
     raw = b""
     events = stub.Events(kvstore_pb2.EventsRequest())

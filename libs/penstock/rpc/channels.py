@@ -8,7 +8,10 @@ from contextlib import asynccontextmanager
 
 import grpc
 
+from penstock.rpc.identity import MemberIdentity, MemberRole
+from penstock.rpc.member_channel import MemberChannel
 from penstock.rpc.server import KEEPALIVE, MAX_MESSAGE
+from penstock.runtime.addresses import UNIX
 
 # Other calls are not retried here: the gateway plans again when a worker or the router cannot take a request.
 _SERVICE_CONFIG = json.dumps(
@@ -42,32 +45,38 @@ _OPTIONS: tuple[tuple[str, int | str], ...] = (
 class Channels:
     """Owns every outgoing channel of a process; made by `open_channels`."""
 
-    def __init__(self) -> None:
-        self._open: dict[str, grpc.aio.Channel] = {}
+    def __init__(self, member: MemberIdentity | None = None) -> None:
+        self._member = member
+        self._open: dict[tuple[str, MemberRole], grpc.aio.Channel] = {}
 
-    def to(self, address: str) -> grpc.aio.Channel:
-        """The channel to `address` ("host:port", "unix:/path"); made on first use, closed with this object."""
-        channel = self._open.get(address)
+    def to(self, address: str, role: MemberRole) -> grpc.aio.Channel:
+        """The channel to `address` ("host:port", "unix:/path"); made on first use, closed with this object. As a member
+        of a mesh with certificates, what listens at a host has to show one of `role`."""
+        channel = self._open.get((address, role))
         if channel is None:
-            channel = self._open[address] = grpc.aio.insecure_channel(address, options=_OPTIONS)
+            channel = self._open[address, role] = self._made(address, role)
         return channel
 
+    def _made(self, address: str, role: MemberRole) -> grpc.aio.Channel:
+        if self._member is None or address.startswith(UNIX):
+            return grpc.aio.insecure_channel(address, options=_OPTIONS)
+        return MemberChannel(address, role, self._member, _OPTIONS)
+
     async def forget(self, address: str) -> None:
-        """Closes the channel to a peer that has left."""
-        channel = self._open.pop(address, None)
-        if channel is not None:
-            await channel.close()
+        """Closes the channels to a peer that has left."""
+        for known in [known for known in self._open if known[0] == address]:
+            await self._open.pop(known).close()
 
     async def close(self) -> None:
         """Closes all."""
-        for address in list(self._open):
+        for address in {address for address, _ in self._open}:
             await self.forget(address)
 
 
 @asynccontextmanager
-async def open_channels() -> AsyncIterator[Channels]:
-    """A `Channels` for the length of the block."""
-    channels = Channels()
+async def open_channels(member: MemberIdentity | None = None) -> AsyncIterator[Channels]:
+    """A `Channels` for the length of the block; `member`: who this process is, where others ask for certificates."""
+    channels = Channels(member)
     try:
         yield channels
     finally:

@@ -24,11 +24,12 @@ _QUIET = ("/grpc.health.", "/grpc.reflection.")
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Metadata = tuple[tuple[str, Any], ...]
-CallEntrance = Callable[[str, Metadata], AbstractAsyncContextManager[None]]
-"""Of a method and the metadata of a call: what surrounds the call. It may refuse by raising a PenstockError."""
+CallEntrance = Callable[[str, Metadata, Any], AbstractAsyncContextManager[None]]
+"""Of a method, the metadata of a call and its context: what surrounds the call. It may refuse by raising a
+PenstockError."""
 
 
-def no_entrance(_method: str, _metadata: Metadata) -> AbstractAsyncContextManager[None]:
+def no_entrance(_method: str, _metadata: Metadata, _context: Any) -> AbstractAsyncContextManager[None]:
     """Lets every call in."""
     return nullcontext()
 
@@ -102,7 +103,7 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
         async def call(request: Any, context: Any) -> Any:
             with self._in_flight.one(), self._scope(method, metadata):
                 try:
-                    async with self._entrance(method, metadata), _received(parser, request) as received:
+                    async with self._entrance(method, metadata, context), _received(parser, request) as received:
                         return await behaviour(received, context)
                 except Exception as error:
                     await self._abort(method, error, context)
@@ -115,7 +116,7 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
             with self._in_flight.one(), self._scope(method, metadata):
                 try:
                     async with (
-                        self._entrance(method, metadata),
+                        self._entrance(method, metadata, context),
                         _received(parser, request) as received,
                         aclosing(behaviour(received, context)) as replies,
                     ):

@@ -10,8 +10,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from penstock.rpc.checkup import CHECKUP, CheckupService, Examine, nothing_more
+from penstock.rpc.guard import by_role
 from penstock.rpc.health import HealthService
+from penstock.rpc.identity import MemberIdentity
 from penstock.rpc.interceptors import CallEntrance, InFlight, ServerInterceptor, no_entrance
+from penstock.runtime.addresses import UNIX
 from penstock.runtime.config import ConfigError
 from penstock.runtime.ports import ports_are_reserved
 from penstock.v1 import checkup_pb2_grpc
@@ -76,6 +79,7 @@ async def serve(
     max_streams: int | None = None,
     grace: float = 5.0,
     credentials: grpc.ServerCredentials | None = None,
+    member: MemberIdentity | None = None,
     entrance: CallEntrance = no_entrance,
     examine: Examine = nothing_more,
     live_names: Sequence[str] = (),
@@ -87,12 +91,18 @@ async def serve(
     (default: a few more than `max_calls`); further ones wait at the client. Leaving the block answers NOT_SERVING,
     gives running calls `grace` seconds, cancels the rest, and returns when the last handler has cleaned up.
     Streams that watch its health do not count as running: they hear NOT_SERVING, and end.
-    With `credentials` it speaks TLS. `entrance` surrounds each call of the servicers, and is entered before a long
-    request of it is parsed. `examine` finds out, beside what every server does, whether the place where it runs is fit.
-    `live_names` are further names for LIVE.
+    With `credentials` it speaks TLS. As a `member` it asks callers for certificates of the mesh, and lets each call
+    what its role may (`penstock.rpc.methods`); a Unix socket needs none, as its directory says who may enter.
+    `entrance` surrounds each call of the servicers, and is entered before a long request of it is parsed. `examine`
+    finds out, beside what every server does, whether the place where it runs is fit. `live_names` are further names for
+    LIVE.
     Raises ConfigError when it cannot listen on `address`.
     """
     in_flight = InFlight()
+    if address.startswith(UNIX):
+        member = None
+    if member is not None:
+        credentials, entrance = member.server(), by_role
     server = grpc.aio.server(
         interceptors=[ServerInterceptor(in_flight, entrance)],
         # Without a bound one connection can open so many streams, and reset them, that the process does nothing else.
@@ -110,7 +120,8 @@ async def serve(
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     checkup_pb2_grpc.add_CheckupServicer_to_server(CheckupService(examine), server)
     health_name = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
-    reflection.enable_server_reflection([*names, CHECKUP, health_name], server)
+    if member is None:
+        reflection.enable_server_reflection([*names, CHECKUP, health_name], server)
     running.port = _bind(server, address, credentials)
     await running.set_serving(False)
     await running.set_live(True)

@@ -7,7 +7,7 @@ from ipaddress import ip_address
 from typing import Self
 
 _HOST_PORT = re.compile(r"(?P<host>[^\s:/\[\]]+|\[[0-9A-Fa-f:.%a-z]+\]):(?P<port>[0-9]{1,5})")
-_UNIX = "unix:"
+UNIX = "unix:"
 LONGEST_PATH = 103
 """Bytes in the path of a Unix socket: all systems have room for so many."""
 
@@ -46,7 +46,7 @@ class UnixPath(str):
 
     def __new__(cls, text: str) -> Self:
         """Raises ValueError that says what would be right."""
-        path = text.removeprefix(_UNIX)
+        path = text.removeprefix(UNIX)
         if path == text or not path.startswith("/") or path.endswith("/") or not path.isprintable():
             raise ValueError(f"{str(text)!r} is not a Unix socket; write unix:/path, from the root of the file system")
         if len(path.encode()) > LONGEST_PATH:
@@ -56,7 +56,7 @@ class UnixPath(str):
     @property
     def path(self) -> str:
         """The file."""
-        return self.removeprefix(_UNIX)
+        return self.removeprefix(UNIX)
 
     def at(self, port: int) -> UnixPath:
         """Itself: it has no port for the kernel to choose."""
@@ -68,7 +68,7 @@ SocketAddress = HostPort | UnixPath
 
 def socket_address(text: str) -> SocketAddress:
     """Either kind. Raises ValueError that says what would be right."""
-    return UnixPath(text) if text.startswith(_UNIX) else HostPort(text)
+    return UnixPath(text) if text.startswith(UNIX) else HostPort(text)
 
 
 def is_loopback(host: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -74,6 +75,9 @@ class WorkerConfig:
     """Seconds after which a step that is overdue counts as stuck, for the supervisor; and that a step may take of which
     nobody knows how long it should take. One that is overdue, by ten times what it should take, gets the worker out of
     rotation until it ends."""
+    member_tls: Path | None = None
+    """A directory of `penstock ca issue`, for a mesh over a network: the services show each other certificates. Without
+    it nothing is asked of who calls, so nobody else may reach the address."""
     metrics_address: OptionalPortAddress = None
     """Address where Prometheus can read metrics, host:port; empty: none."""
     log_level: str = "info"

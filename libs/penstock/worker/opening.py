@@ -16,6 +16,7 @@ from penstock.engine.engine import Engine
 from penstock.engine.hooks import Drafter
 from penstock.kv.client.client import StoreClient, open_store
 from penstock.rpc.channels import open_channels
+from penstock.rpc.identity import MemberIdentity
 from penstock.rpc.server import serve
 from penstock.runtime.config import ConfigError
 from penstock.runtime.cores import parse_cores, stay_on
@@ -71,8 +72,9 @@ async def open_worker(
     device = device_of(config.engine.device)
     lends = config.lend and bool(config.kvstore) and role != router_pb2.ROLE_PREFILL
     settings = replace(config.engine, shared_pages=lends)
+    member = MemberIdentity.of(config.member_tls)
     async with (
-        open_channels() as channels,
+        open_channels(member) as channels,
         shared_cores(config.engine) as baton,
         Engine.open(settings, drafter=drafter, baton=baton) as engine,
     ):
@@ -81,7 +83,7 @@ async def open_worker(
         metrics.watch_drafts(lambda: engine.stats().drafts)
         metrics.watch_steps(engine.stats().step_tokens, lambda: _waiting(engine))
         metrics.describe(block_size=engine.spec.block_size, pages=engine.stats().total_pages, dtype=engine.spec.dtype)
-        store_channel = channels.to(config.kvstore) if config.kvstore else None
+        store_channel = channels.to(config.kvstore, "store") if config.kvstore else None
         name = f"worker-{os.getpid()}"
         two_steps = 2 * config.engine.max_batch_tokens // config.engine.block_size
         waiting_pages = max(engine.stats().total_pages // _PUBLISH_SHARE, two_steps)
@@ -103,6 +105,7 @@ async def open_worker(
                 lambda server: register(server, worker),
                 services,
                 grace=_LATE_S,
+                member=member,
                 examine=partial(examined, engine, store, has_store=bool(config.kvstore)),
             ) as server:
                 address = config.address.at(server.port)

@@ -142,7 +142,7 @@ class _Place:
         changed = [asyncio.Event() for _ in worker.config.router]
         joins = [
             stay_joined(
-                worker.channels.to(router),
+                worker.channels.to(router, "router"),
                 self._hello,
                 lambda: load(worker),
                 blocks=worker.resident.followed,

@@ -39,6 +39,8 @@ def make_app() -> App:
     )
     app.command("penstock.load.command:app", name="load", help="Loads any server with OpenAI's API, open loop.")
     app.command("penstock.gateway.accounts.commands:app", name="keys", help="Adds, lists and revokes API keys.")
+    certificates = "Makes the certificates by which the members of a mesh know each other."
+    app.command("penstock.cli.authority:app", name="ca", help=certificates)
     app.command("penstock.cli.ctl:app", name="ctl", help="Shows what a mesh does and why, and changes it.")
     app.command(
         _service("scale", "Has as many workers of each role there as targets need.", module="penstock.cli.scale")

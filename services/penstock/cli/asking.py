@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -15,18 +15,35 @@ import grpc
 from cyclopts import Parameter
 
 from penstock.errors import InvalidRequest, PenstockError, Unavailable
-from penstock.rpc.channels import open_channels
+from penstock.rpc.channels import Channels, open_channels
 from penstock.rpc.errors import from_rpc
+from penstock.rpc.identity import MemberIdentity
 from penstock.runtime.config import Addresses
 from penstock.v1 import gateway_pb2_grpc, router_pb2, router_pb2_grpc
 
-Routers = Annotated[Addresses, Parameter(name=("--router", "-r"))]
 AsJson = Annotated[bool, Parameter(name="--json")]
 CALL_S = 10.0
 _NO_ROUTER = "--router: must be the address of a router, for example 127.0.0.1:7401"
 _Answer = TypeVar("_Answer")
 Asking = Callable[["router_pb2_grpc.RouterAsyncStub"], Awaitable[_Answer]]
 """Asks one router."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshAccess:
+    """The way to the routers."""
+
+    router: Annotated[Addresses, Parameter(name=("--router", "-r"))] = ()
+    """Address of a router, host:port or unix:/path; of several, with commas between them, the first that answers is
+    asked, or all where each knows a part."""
+    member_tls: Path | None = None
+    """A directory of `penstock ca issue operator`, where the services of the mesh show each other certificates."""
+
+    @asynccontextmanager
+    async def channels(self) -> AsyncIterator[Channels]:
+        """Channels to all services, for the length of the block. Raises ConfigError."""
+        async with open_channels(MemberIdentity.of(self.member_tls)) as channels:
+            yield channels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,11 +78,11 @@ class DoorAccess:
         async with grpc.aio.secure_channel(door.address, grpc.ssl_channel_credentials(roots)) as channel:
             yield channel
 
-    async def doors(self, routers: Sequence[str]) -> list[router_pb2.MeshWatcher]:
+    async def doors(self, mesh: MeshAccess) -> list[router_pb2.MeshWatcher]:
         """The gateways. Raises PenstockError when there is none."""
         if self.gateway:
             return [router_pb2.MeshWatcher(address=address) for address in self.gateway]
-        found = list((await of_first(routers, members)).gateways)
+        found = list((await of_first(mesh, members)).gateways)
         if not found:
             raise Unavailable("no gateway watches that router; name one with --gateway HOST:PORT, its gRPC address")
         return found
@@ -81,6 +98,8 @@ class DoorAccess:
 
 
 Door = Annotated[DoorAccess | None, Parameter(name="*")]
+Mesh = Annotated[MeshAccess, Parameter(name="*")]
+NOWHERE = MeshAccess()
 
 
 def _read(option: str, path: Path) -> bytes:
@@ -95,12 +114,12 @@ async def members(stub: router_pb2_grpc.RouterAsyncStub) -> router_pb2.MembersRe
     return await stub.Members(router_pb2.MembersRequest(), timeout=CALL_S)
 
 
-async def of_first(routers: Sequence[str], ask: Asking[_Answer]) -> _Answer:
+async def of_first(mesh: MeshAccess, ask: Asking[_Answer]) -> _Answer:
     """The answer of the first router that can be reached. Raises PenstockError."""
     error: PenstockError = Unavailable(_NO_ROUTER)
-    async with open_channels() as channels:
-        for router in routers:
-            stub: Any = router_pb2_grpc.RouterStub(channels.to(router))
+    async with mesh.channels() as channels:
+        for router in mesh.router:
+            stub: Any = router_pb2_grpc.RouterStub(channels.to(router, "router"))
             try:
                 return await ask(stub)
             except grpc.aio.AioRpcError as failed:
@@ -110,12 +129,12 @@ async def of_first(routers: Sequence[str], ask: Asking[_Answer]) -> _Answer:
     raise error
 
 
-async def of_all(routers: Sequence[str], ask: Asking[_Answer]) -> list[_Answer]:
+async def of_all(mesh: MeshAccess, ask: Asking[_Answer]) -> list[_Answer]:
     """The answers of all routers that can be reached. Raises PenstockError when none can, or one refuses."""
     answers, fault = [], None
-    for router in routers:
+    for router in mesh.router:
         try:
-            answers.append(await of_first([router], ask))
+            answers.append(await of_first(replace(mesh, router=(router,)), ask))
         except Unavailable as error:
             fault = error
     if not answers:

@@ -10,7 +10,7 @@ from cyclopts import App, Parameter
 from rich.console import Console
 from rich.table import Table
 
-from penstock.cli.asking import CALL_S, AsJson, Routers, done, members, of_first
+from penstock.cli.asking import CALL_S, NOWHERE, AsJson, Mesh, MeshAccess, done, members, of_first
 from penstock.cli.doctor import doctor
 from penstock.cli.evicting import evict
 from penstock.cli.explaining import explain
@@ -40,24 +40,22 @@ _LOOK_S = 0.5
 
 
 @app.command
-def workers(*, router: Routers, as_json: AsJson = False) -> int:
+def workers(*, mesh: Mesh = NOWHERE, as_json: AsJson = False) -> int:
     """Shows the workers and stores that have joined, and what they do.
 
     Parameters
     ----------
-    router:
-        Address of a router, host:port; of several, with commas between them, the first that answers is asked.
     as_json:
         Writes one JSON list instead of a table.
     """
-    return _done(_workers(router), as_json)
+    return _done(_workers(mesh), as_json)
 
 
 @app.command
 def drain(
     worker: str,
     *,
-    router: Routers,
+    mesh: Mesh = NOWHERE,
     force: bool = False,
     wait: bool = False,
     end: Annotated[bool, Parameter(name="--exit", negative=())] = False,
@@ -69,8 +67,6 @@ def drain(
     ----------
     worker:
         Its id or its address, as `penstock ctl workers` shows them.
-    router:
-        Address of a router, host:port; the worker tells all of its routers.
     force:
         Also when no other worker decodes its model.
     wait:
@@ -82,23 +78,21 @@ def drain(
         Writes one JSON object instead of a table.
     """
     command = router_pb2.MemberCommand(drain=True, exit=end)
-    return _done(_command(router, worker, command, force=force, wait=wait), as_json)
+    return _done(_command(mesh, worker, command, force=force, wait=wait), as_json)
 
 
 @app.command
-def undrain(worker: str, *, router: Routers, as_json: AsJson = False) -> int:
+def undrain(worker: str, *, mesh: Mesh = NOWHERE, as_json: AsJson = False) -> int:
     """Brings a worker that drains back into rotation.
 
     Parameters
     ----------
     worker:
         Its id or its address.
-    router:
-        Address of a router, host:port.
     as_json:
         Writes one JSON object instead of a table.
     """
-    return _done(_command(router, worker, router_pb2.MemberCommand(drain=False)), as_json)
+    return _done(_command(mesh, worker, router_pb2.MemberCommand(drain=False)), as_json)
 
 
 @app.command(name="role")
@@ -106,7 +100,7 @@ def give_role(
     worker: str,
     role: Role,
     *,
-    router: Routers,
+    mesh: Mesh = NOWHERE,
     force: bool = False,
     as_json: AsJson = False,
 ) -> int:
@@ -118,22 +112,20 @@ def give_role(
         Its id or its address.
     role:
         prefill, decode, or both: it decodes, and computes the prompts of what it decodes.
-    router:
-        Address of a router, host:port.
     force:
         Also when no other worker decodes its model.
     as_json:
         Writes one JSON object instead of a table.
     """
-    return _done(_command(router, worker, router_pb2.MemberCommand(role=_ROLES[role]), force=force), as_json)
+    return _done(_command(mesh, worker, router_pb2.MemberCommand(role=_ROLES[role]), force=force), as_json)
 
 
-async def _workers(routers: Sequence[str]) -> list[router_pb2.JoinedMember]:
-    return list((await of_first(routers, members)).members)
+async def _workers(mesh: MeshAccess) -> list[router_pb2.JoinedMember]:
+    return list((await of_first(mesh, members)).members)
 
 
 async def _command(
-    routers: Sequence[str],
+    mesh: MeshAccess,
     worker: str,
     command: router_pb2.MemberCommand,
     *,
@@ -145,10 +137,10 @@ async def _command(
     async def tell(stub: router_pb2_grpc.RouterAsyncStub) -> router_pb2.JoinedMember:
         return (await stub.Command(request, timeout=CALL_S)).member
 
-    told = await of_first(routers, tell)
+    told = await of_first(mesh, tell)
     while wait and (command.exit or told.running + told.waiting):
         await asyncio.sleep(_LOOK_S)
-        there = [member for member in await _workers(routers) if member.member_id == told.member_id]
+        there = [member for member in await _workers(mesh) if member.member_id == told.member_id]
         if not there:
             break
         told = there[0]

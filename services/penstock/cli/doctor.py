@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any
 
-from cyclopts import Parameter
 from rich.console import Console
 from rich.markup import escape
 
-from penstock.cli.asking import AsJson, Door, DoorAccess, done
+from penstock.cli.asking import NOWHERE, AsJson, Door, DoorAccess, Mesh, MeshAccess, done
 from penstock.cli.checks import Check, CheckedService, checked_clocks, checked_host, checked_versions
 from penstock.cli.frames import counted
 from penstock.cli.visits import visited_gateway, visited_member, visited_router
+from penstock.rpc.channels import Channels
 from penstock.runtime.config import Addresses
 from penstock.v1 import router_pb2
 
@@ -23,7 +23,7 @@ _AT_ONCE = 32
 
 def doctor(
     *,
-    router: Annotated[Addresses, Parameter(name=("--router", "-r"))] = (),
+    mesh: Mesh = NOWHERE,
     also: Addresses = (),
     door: Door = None,
     as_json: AsJson = False,
@@ -34,15 +34,13 @@ def doctor(
 
     Parameters
     ----------
-    router:
-        Addresses of all routers, host:port, with commas between them; their members are looked at too.
     also:
         Addresses of further services, such as a draft service.
     as_json:
         Writes one JSON object instead of lines.
     """
     return done(
-        _examined(router, also, door or DoorAccess()),
+        _examined(mesh, also, door or DoorAccess()),
         _show,
         lambda checks: {"ok": all(one.ok for one in checks), "checks": [one.plain() for one in checks]},
         as_json=as_json,
@@ -50,8 +48,14 @@ def doctor(
     )
 
 
-async def _examined(routers: Sequence[str], also: Sequence[str], door: DoorAccess) -> list[Check]:
-    checks = await checked_host(kernels=not routers)
+async def _examined(mesh: MeshAccess, also: Sequence[str], door: DoorAccess) -> list[Check]:
+    checks = await checked_host(kernels=not mesh.router)
+    async with mesh.channels() as channels:
+        return checks + await _visited(mesh.router, also, door, channels)
+
+
+async def _visited(routers: Sequence[str], also: Sequence[str], door: DoorAccess, channels: Channels) -> list[Check]:
+    checks: list[Check] = []
     gate = asyncio.Semaphore(_AT_ONCE)
 
     async def within(visiting: Any) -> CheckedService:
@@ -64,15 +68,15 @@ async def _examined(routers: Sequence[str], also: Sequence[str], door: DoorAcces
             running = [tasks.create_task(within(one)) for one in visiting]
         return [task.result() for task in running]
 
-    visits = await all_of([visited_router(address) for address in routers])
+    visits = await all_of([visited_router(address, channels) for address in routers])
     known = [visit.found for visit in visits if visit.found is not None]
     members = {one.address: one for found in known for one in found.members}
     gateways = {one.address: one for found in known for one in found.gateways}
     gateways |= {address: router_pb2.MeshWatcher(address=address) for address in door.gateway}
     visits += await all_of(
         [
-            *(visited_member(member) for member in members.values()),
-            *(visited_member(router_pb2.JoinedMember(address=address), "service") for address in also),
+            *(visited_member(member, channels) for member in members.values()),
+            *(visited_member(router_pb2.JoinedMember(address=address), channels, "service") for address in also),
             *(visited_gateway(gateway, door) for gateway in gateways.values()),
         ]
     )

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from rich.console import Console
 from rich.table import Table
 
-from penstock.cli.asking import AsJson, Door, DoorAccess, Routers, done
+from penstock.cli.asking import NOWHERE, AsJson, Door, DoorAccess, Mesh, MeshAccess, done
 from penstock.cli.frames import counted, mib
 from penstock.rpc.shown.figures import Json, role_of, tier_name
 from penstock.v1 import gateway_pb2, router_pb2
@@ -16,7 +14,7 @@ _CALL_S = 40.0
 """Stores look at all that they have."""
 
 
-def evict(*, tenant: str, router: Routers = (), door: Door = None, as_json: AsJson = False) -> int:
+def evict(*, tenant: str, mesh: Mesh = NOWHERE, door: Door = None, as_json: AsJson = False) -> int:
     """Drops all blocks of a tenant from stores, from disks, and from workers' own pages. What a request uses just then
     stays where it is until that has ended, and is found no more. Blocks of others are not touched.
 
@@ -24,13 +22,11 @@ def evict(*, tenant: str, router: Routers = (), door: Door = None, as_json: AsJs
     ----------
     tenant:
         Its name, as in `penstock keys list`; without keys all clients are "default".
-    router:
-        Address of a router, host:port, which knows the gateways; or give --gateway.
     as_json:
         Writes one JSON object instead of a table.
     """
     return done(
-        _evict(tenant, router, door or DoorAccess()),
+        _evict(tenant, mesh, door or DoorAccess()),
         _show,
         lambda found: found,
         as_json=as_json,
@@ -38,8 +34,8 @@ def evict(*, tenant: str, router: Routers = (), door: Door = None, as_json: AsJs
     )
 
 
-async def _evict(tenant: str, routers: Sequence[str], door: DoorAccess) -> Json:
-    gateway = (await door.doors(routers))[0]
+async def _evict(tenant: str, mesh: MeshAccess, door: DoorAccess) -> Json:
+    gateway = (await door.doors(mesh))[0]
     request = gateway_pb2.EvictTenantRequest(tenant=tenant)
     async with door.gateway_at(gateway) as stub:
         answer = await stub.EvictTenant(request, timeout=_CALL_S, metadata=door.metadata())

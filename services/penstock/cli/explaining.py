@@ -5,7 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from penstock.cli.asking import CALL_S, AsJson, Door, DoorAccess, Routers, done, members, of_all, of_first
+from penstock.cli.asking import (
+    CALL_S,
+    NOWHERE,
+    AsJson,
+    Door,
+    DoorAccess,
+    Mesh,
+    MeshAccess,
+    done,
+    members,
+    of_all,
+    of_first,
+)
 from penstock.cli.explanation import show
 from penstock.errors import NotFound, PenstockError, Unavailable
 from penstock.rpc.shown.figures import Json
@@ -14,7 +26,7 @@ from penstock.rpc.shown.sessions import addresses
 from penstock.v1 import gateway_pb2, router_pb2, router_pb2_grpc
 
 
-def explain(request_id: str, *, router: Routers = (), door: Door = None, as_json: AsJson = False) -> int:
+def explain(request_id: str, *, mesh: Mesh = NOWHERE, door: Door = None, as_json: AsJson = False) -> int:
     """Explains a request that has ended: which plans there were to choose from, what was fetched from where, for what
     it waited, and where it moved when a worker failed.
 
@@ -22,21 +34,18 @@ def explain(request_id: str, *, router: Routers = (), door: Door = None, as_json
     ----------
     request_id:
         The x-request-id of its response, or the response's own id.
-    router:
-        Address of a router, host:port, which knows the gateways and what it weighed; of several, with commas between
-        them, all are asked.
     as_json:
         Writes one JSON object.
     """
-    return done(_explain(request_id, router, door or DoorAccess()), show, lambda found: found, as_json=as_json)
+    return done(_explain(request_id, mesh, door or DoorAccess()), show, lambda found: found, as_json=as_json)
 
 
-async def _explain(request_id: str, routers: Sequence[str], door: DoorAccess) -> Json:
-    record = await _record(request_id, await door.doors(routers), door)
+async def _explain(request_id: str, mesh: MeshAccess, door: DoorAccess) -> Json:
+    record = await _record(request_id, await door.doors(mesh), door)
     found: Json = {"request": record, "plans": {}, "members": {}}
-    if routers:
-        found["members"] = addresses(await of_first(routers, members))
-        found["plans"] = await _plans(routers, record)
+    if mesh.router:
+        found["members"] = addresses(await of_first(mesh, members))
+        found["plans"] = await _plans(mesh, record)
     return found
 
 
@@ -55,7 +64,7 @@ async def _record(request_id: str, doors: Sequence[router_pb2.MeshWatcher], door
     raise fault
 
 
-async def _plans(routers: Sequence[str], record: Json) -> Json:
+async def _plans(mesh: MeshAccess, record: Json) -> Json:
     """What the routers weighed, by the names of the request's plans."""
     names = plan_names(record)
     if not names:
@@ -64,4 +73,4 @@ async def _plans(routers: Sequence[str], record: Json) -> Json:
     async def ask(stub: router_pb2_grpc.RouterAsyncStub) -> router_pb2.PlansResponse:
         return await stub.Plans(router_pb2.PlansRequest(plans=names), timeout=CALL_S)
 
-    return plans_of(await of_all(routers, ask))
+    return plans_of(await of_all(mesh, ask))

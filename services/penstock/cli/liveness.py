@@ -34,7 +34,7 @@ async def silence(address: str, bound_s: float) -> None:
     async with open_channels() as channels:
         while missed < _CHECKS:
             began = loop.time()
-            missed = missed + 1 if await _pulse(channels.to(address), period_s) is Pulse.NONE else 0
+            missed = missed + 1 if await _pulse(channels.to(address, "worker"), period_s) is Pulse.NONE else 0
             await asyncio.sleep(period_s - (loop.time() - began))
 
 
@@ -47,7 +47,7 @@ async def stuck(address: str, bound_s: float) -> None:
     async with open_channels() as channels:
         while True:
             began = loop.time()
-            pulse = await _pulse(channels.to(address), period_s)
+            pulse = await _pulse(channels.to(address, "worker"), period_s)
             if pulse is Pulse.WELL:
                 since = None
             elif pulse is Pulse.STUCK:

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from penstock.cli.asking import CALL_S, AsJson, Routers, done, members, of_all, of_first
+from penstock.cli.asking import CALL_S, NOWHERE, AsJson, Mesh, MeshAccess, done, members, of_all, of_first
 from penstock.rpc.shown.figures import Json
 from penstock.rpc.shown.sessions import addresses, sessions_of
 from penstock.v1 import router_pb2, router_pb2_grpc
 
 
-def sessions(*, router: Routers, most: int = 100, tenant: str = "", as_json: AsJson = False) -> int:
+def sessions(*, mesh: Mesh = NOWHERE, most: int = 100, tenant: str = "", as_json: AsJson = False) -> int:
     """Shows the sessions that had a request last, where they are and what of them is cached now. A session is shown by
     its digest: the mesh does not know the name that its client gave it.
 
     Parameters
     ----------
-    router:
-        Address of a router, host:port; of several, with commas between them, all are asked.
     most:
         Shows that many, the latest ones; 1 to 1000.
     tenant:
@@ -29,17 +25,17 @@ def sessions(*, router: Routers, most: int = 100, tenant: str = "", as_json: AsJ
     as_json:
         Writes one JSON object instead of a table.
     """
-    return done(_sessions(router, most, tenant), _show, lambda found: found, as_json=as_json)
+    return done(_sessions(mesh, most, tenant), _show, lambda found: found, as_json=as_json)
 
 
-async def _sessions(routers: Sequence[str], most: int, tenant: str) -> Json:
+async def _sessions(mesh: MeshAccess, most: int, tenant: str) -> Json:
     request = router_pb2.SessionsRequest(most=max(0, most), tenant=tenant)
 
     async def ask(stub: router_pb2_grpc.RouterAsyncStub) -> router_pb2.SessionsResponse:
         return await stub.Sessions(request, timeout=CALL_S)
 
-    answers = await of_all(routers, ask)
-    return sessions_of(answers, addresses(await of_first(routers, members)), most)
+    answers = await of_all(mesh, ask)
+    return sessions_of(answers, addresses(await of_first(mesh, members)), most)
 
 
 def _show(found: Json) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import nullcontext
 
 from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from penstock.cli.asking import AsJson, Routers, done, members, of_first
+from penstock.cli.asking import NOWHERE, AsJson, Mesh, MeshAccess, done, members, of_first
 from penstock.cli.frames import drawn
 from penstock.errors import PenstockError
 from penstock.rpc.shown.figures import Frame, Window, frame_of
@@ -20,7 +19,7 @@ from penstock.rpc.shown.figures import Frame, Window, frame_of
 
 def top(
     *,
-    router: Routers,
+    mesh: Mesh = NOWHERE,
     once: bool = False,
     every_s: float = 1.0,
     as_json: AsJson = False,
@@ -30,8 +29,6 @@ def top(
 
     Parameters
     ----------
-    router:
-        Address of a router, host:port; of several, with commas between them, the first that answers is asked.
     once:
         Shows one frame and ends.
     every_s:
@@ -43,28 +40,28 @@ def top(
         print(f"penstock ctl: --every-s = {every_s}: must be 0.1 or more", file=sys.stderr)
         return 2
     if once or as_json:
-        return done(_frame(router), _print, lambda frame: frame.plain(), as_json=as_json)
+        return done(_frame(mesh), _print, lambda frame: frame.plain(), as_json=as_json)
     try:
-        return asyncio.run(_watch(router, every_s))
+        return asyncio.run(_watch(mesh, every_s))
     except KeyboardInterrupt:
         return 0
 
 
-async def _frame(routers: Sequence[str]) -> Frame:
-    return frame_of(await of_first(routers, members))
+async def _frame(mesh: MeshAccess) -> Frame:
+    return frame_of(await of_first(mesh, members))
 
 
 def _print(frame: Frame) -> None:
     Console().print(drawn(frame, frame.since_start()))
 
 
-async def _watch(routers: Sequence[str], every_s: float) -> int:
+async def _watch(mesh: MeshAccess, every_s: float) -> int:
     """Shows frames until it is cancelled; a router that does not answer may come back, unless it never has."""
     console, window, seen = Console(), Window(), False
     with Live(console=console, auto_refresh=False) if console.is_terminal else nullcontext() as live:
         while True:
             try:
-                frame = await _frame(routers)
+                frame = await _frame(mesh)
             except PenstockError as error:
                 if not seen:
                     print(f"penstock ctl: {error.message}", file=sys.stderr)

@@ -12,7 +12,9 @@ import grpc
 from penstock.cli.asking import DoorAccess, members
 from penstock.cli.checks import CheckedService
 from penstock.errors import Forbidden, InvalidRequest, PenstockError, Unauthenticated
+from penstock.rpc.channels import Channels
 from penstock.rpc.errors import from_rpc
+from penstock.rpc.identity import MemberRole
 from penstock.rpc.shown.figures import role_of
 from penstock.runtime.addresses import UnixPath, socket_address
 from penstock.v1 import checkup_pb2, checkup_pb2_grpc, router_pb2, router_pb2_grpc
@@ -20,30 +22,30 @@ from penstock.v1 import checkup_pb2, checkup_pb2_grpc, router_pb2, router_pb2_gr
 _CALL_S = 5.0
 
 
-async def visited_router(address: str) -> CheckedService:
+async def visited_router(address: str, channels: Channels) -> CheckedService:
     """A router and what it knows."""
     visit = CheckedService(f"router {address}")
     if await _resolved(visit, address):
-        async with grpc.aio.insecure_channel(address) as channel:
-            right = "start it, or correct --router; a router listens at its --address, by default on this host alone"
-            if await _examined(visit, channel, right):
-                try:
-                    visit.found = await members(router_pb2_grpc.RouterStub(channel))
-                except grpc.aio.AioRpcError as failed:
-                    visit.note("members", False, from_rpc(failed).message, "is that the address of a router?")
+        channel = channels.to(address, "router")
+        right = "start it, or correct --router; a router listens at its --address, by default on this host alone"
+        if await _examined(visit, channel, right):
+            try:
+                visit.found = await members(router_pb2_grpc.RouterStub(channel))
+            except grpc.aio.AioRpcError as failed:
+                visit.note("members", False, from_rpc(failed).message, "is that the address of a router?")
     return visit
 
 
-async def visited_member(member: router_pb2.JoinedMember, kind: str = "") -> CheckedService:
+async def visited_member(member: router_pb2.JoinedMember, channels: Channels, kind: str = "") -> CheckedService:
     """A worker or a store that has joined, or another service."""
     visit = CheckedService(f"{kind or role_of(member)} {member.address}")
     if member.silent:
         right = "look into its log; `penstock up` and Kubernetes start one again whose step does not end"
         visit.note("silent", False, "the router has heard nothing of it, or its step does not end", right)
     if await _resolved(visit, member.address):
-        async with grpc.aio.insecure_channel(member.address) as channel:
-            right = "open its port to the other hosts, or have it say another address with --advertise"
-            await _examined(visit, channel, right)
+        role: MemberRole = "draft" if kind else "store" if member.role == router_pb2.ROLE_KVSTORE else "worker"
+        right = "open its port to the other hosts, or have it say another address with --advertise"
+        await _examined(visit, channels.to(member.address, role), right)
     return visit
 
 

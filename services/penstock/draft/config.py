@@ -58,6 +58,9 @@ class DraftConfig:
     """Most sequences of one decode worker at a time."""
     max_stream_tokens: int = 1 << 22
     """Most tokens in all sequences of one decode worker together; each takes about 40 bytes of memory."""
+    member_tls: Path | None = None
+    """A directory of `penstock ca issue`, for a mesh over a network: the services show each other certificates. Without
+    it nothing is asked of who calls, so nobody else may reach the address."""
     metrics_address: OptionalPortAddress = None
     """Address where Prometheus can read metrics, host:port; empty: none."""
     log_level: str = "info"

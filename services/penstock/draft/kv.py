@@ -24,6 +24,7 @@ from penstock.engine.speculation.leads import BlockMove, DraftBlocks, Foresight
 from penstock.kv.client.client import BlockPut, Origin, StoreClient, open_store
 from penstock.kv.host import host_id
 from penstock.rpc.channels import open_channels
+from penstock.rpc.identity import MemberIdentity
 from penstock.runtime.metrics import DraftMetrics
 from penstock.runtime.threads import started_threads, to_its_end
 from penstock.worker.fetching import Fetcher
@@ -232,7 +233,9 @@ def _origin(blocks: DraftBlocks) -> Origin:
 
 
 @asynccontextmanager
-async def open_draft_kv(config: DraftConfig, model: Foresight, metrics: DraftMetrics) -> AsyncIterator[DraftKv | None]:
+async def open_draft_kv(
+    config: DraftConfig, model: Foresight, metrics: DraftMetrics, member: MemberIdentity | None = None
+) -> AsyncIterator[DraftKv | None]:
     """The KV of `model` in the store that the settings name, at work for the length of the block; None without one, and
     for a draft head, whose KV stays where it is."""
     from penstock.engine.speculation.draft_model import DraftModel
@@ -243,9 +246,9 @@ async def open_draft_kv(config: DraftConfig, model: Foresight, metrics: DraftMet
     failed, pages = metrics.task_failed, KnownPages()
     with started_threads(1, "load") as threads:
         async with (
-            open_channels() as channels,
+            open_channels(member) as channels,
             open_store(
-                channels.to(config.kvstore),
+                channels.to(config.kvstore, "store"),
                 f"draft-{os.getpid()}",
                 model.spec,
                 config.host_id or host_id(),

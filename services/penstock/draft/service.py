@@ -16,6 +16,7 @@ from penstock.draft.config import DraftConfig
 from penstock.draft.drafts import Drafts, load_draft, open_drafts
 from penstock.draft.kv import open_draft_kv
 from penstock.draft.stream import DraftStream
+from penstock.rpc.identity import MemberIdentity
 from penstock.rpc.server import serve
 from penstock.runtime.metrics import DraftMetrics
 from penstock.runtime.tasks import alongside
@@ -80,11 +81,14 @@ class ServedDraft:
 async def open_draft(config: DraftConfig) -> AsyncIterator[ServedDraft]:
     """Drafts until the block ends."""
     loaded, metrics = await asyncio.to_thread(load_draft, config), DraftMetrics()
+    member = MemberIdentity.of(config.member_tls)
     async with (
-        open_draft_kv(config, loaded.model, metrics) as kv,
+        open_draft_kv(config, loaded.model, metrics, member) as kv,
         open_drafts(loaded.model, loaded.description, loaded.ruling, metrics=metrics, kv=kv) as drafts,
     ):
         register = partial(draft_pb2_grpc.add_DraftServicer_to_server, DraftService(drafts, config))
-        async with serve(config.address, register, [SERVICE], max_calls=config.max_streams, grace=0.2) as server:
+        async with serve(
+            config.address, register, [SERVICE], max_calls=config.max_streams, grace=0.2, member=member
+        ) as server:
             await server.set_serving(True)
             yield ServedDraft(config.address.at(server.port), metrics)

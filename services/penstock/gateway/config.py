@@ -163,6 +163,9 @@ class GatewayConfig:
     """Seconds of silence after which a stream gets a comment, so that proxies do not close it."""
     drain_s: float = 5.0
     """Seconds that running requests get to end when the gateway stops."""
+    member_tls: Path | None = None
+    """A directory of `penstock ca issue`, which says to the other services of a mesh over a network who this is;
+    clients have nothing to do with it."""
     metrics_address: OptionalPortAddress = None
     """Address where Prometheus can read metrics besides GET /metrics, host:port; empty: none."""
     log_level: str = "info"

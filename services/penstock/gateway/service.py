@@ -42,6 +42,7 @@ from penstock.gateway.mesh.workers import open_worker_channels
 from penstock.grammar.compiling import open_compiler
 from penstock.rpc.channels import open_channels
 from penstock.rpc.checkup import own_version
+from penstock.rpc.identity import MemberIdentity
 from penstock.rpc.server import RpcServer, serve
 from penstock.runtime.addresses import HostPort
 from penstock.runtime.findings import Finding
@@ -97,7 +98,7 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
         open_ledger(config.ledger, terms, failed) as ledger,
         open_responses(config) as responses,
         open_batches(config, metrics) as batches,
-        open_channels() as channels,
+        open_channels(MemberIdentity.of(config.member_tls)) as channels,
         open_worker_channels(channels, failed) as workers,
         open_view(channels, config.sites, tokenizers=tokenizers, own=own, failed=failed) as view,
         AsyncExitStack() as stack,

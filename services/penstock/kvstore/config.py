@@ -113,6 +113,9 @@ class KvStoreConfig:
     """Topic of the events: the first part of each message."""
     events_style: str = "map"
     """Form of the events: map, as vLLM publishes them now, or array, as it did until 2026."""
+    member_tls: Path | None = None
+    """A directory of `penstock ca issue`, for a mesh over a network: the services show each other certificates. Without
+    it nothing is asked of who calls, so nobody else may reach the address."""
     metrics_address: OptionalPortAddress = None
     """Address where Prometheus can read metrics, host:port; empty: none."""
     log_level: str = "info"

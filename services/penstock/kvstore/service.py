@@ -48,6 +48,7 @@ from penstock.kvstore.tiers.disk.spaces import Spaces
 from penstock.kvstore.tiers.host import HostTier, open_host
 from penstock.kvstore.tiers.tiers import Tiers
 from penstock.rpc.channels import Channels, open_channels
+from penstock.rpc.identity import MemberIdentity
 from penstock.rpc.server import serve
 from penstock.runtime.metrics import StoreMetrics
 from penstock.runtime.tasks import Failed, beside
@@ -133,12 +134,15 @@ async def open_kvstore(config: KvStoreConfig, open_device: OpenDevice = open_cud
     """
     metrics = StoreMetrics()
     rules = rules_of(config, metrics.task_failed)
-    async with open_channels() as channels, _open_partitions(config, channels, rules, open_device) as opened:
+    member = MemberIdentity.of(config.member_tls)
+    async with open_channels(member) as channels, _open_partitions(config, channels, rules, open_device) as opened:
         partitions, reports, commons = opened
         async with _publishing(config, partitions, commons.hub, rules.failed) as events:
             register = partial(_register, partitions, commons, config, reports)
             examine = partial(examined, config, reports)
-            async with serve(config.address, register, [_NAME], grace=_GRACE_S, examine=examine) as server:
+            async with serve(
+                config.address, register, [_NAME], grace=_GRACE_S, examine=examine, member=member
+            ) as server:
                 address = config.address.at(server.port)
                 neighbours = commons.neighbours
                 neighbours.own = config.advertise or address
@@ -305,7 +309,7 @@ async def _membership(
         yield
         return
     member = StoreMembership(
-        [channels.to(router) for router in config.router],
+        [channels.to(router, "router") for router in config.router],
         commons.neighbours.own,
         commons.hub,
         host_id=config.host_id,

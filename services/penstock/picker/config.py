@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from penstock.runtime.addresses import HostPort
 from penstock.runtime.config import (
@@ -39,6 +40,9 @@ class PickerConfig:
     """A request is refused with 429 while each worker that could take it has a queue of more seconds than this."""
     max_streams: int = 4096
     """Most requests whose streams are open at a time."""
+    member_tls: Path | None = None
+    """A directory of `penstock ca issue`, which says to the other services of a mesh over a network who this is;
+    clients have nothing to do with it."""
     metrics_address: OptionalPortAddress = None
     """Address where Prometheus can read metrics, host:port; empty: none."""
     log_level: str = "info"

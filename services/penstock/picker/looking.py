@@ -33,10 +33,12 @@ class MeshSight:
 class Lookout:
     """Looks at the mesh again and again. Belongs to one event loop."""
 
-    def __init__(self, routers: Sequence[str], look_s: float, channels: Channels) -> None:
+    def __init__(self, routers: Sequence[str], look_s: float, channels: Channels, doors: Channels) -> None:
         self._routers = routers
         self._look_s = look_s
         self._channels = channels
+        self._doors = doors
+        """To gateways, whose doors are for clients."""
         self._strange: set[str] = set()
         self._log = structlog.get_logger("penstock.picker")
         self.seen = MeshSight()
@@ -54,7 +56,7 @@ class Lookout:
 
     async def _ask(self) -> router_pb2.MembersResponse | None:
         for router in self._routers:
-            stub = router_pb2_grpc.RouterStub(self._channels.to(router))
+            stub = router_pb2_grpc.RouterStub(self._channels.to(router, "router"))
             try:
                 return await stub.Members(router_pb2.MembersRequest(), timeout=_ANSWER_S)
             except grpc.aio.AioRpcError as error:
@@ -70,7 +72,7 @@ class Lookout:
         """One that drains, or has no workers, takes none. With TLS its own word has to do: that it watches a router."""
         if gateway.tls:
             return True
-        stub: Any = health_pb2_grpc.HealthStub(self._channels.to(gateway.address))
+        stub: Any = health_pb2_grpc.HealthStub(self._doors.to(gateway.address, "gateway"))
         try:
             answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=_ANSWER_S)
         except grpc.aio.AioRpcError:

@@ -16,6 +16,7 @@ from penstock.picker.looking import Lookout, MeshSight
 from penstock.picker.metrics import PickerMetrics
 from penstock.picker.picking import order
 from penstock.rpc.channels import open_channels
+from penstock.rpc.identity import MemberIdentity
 from penstock.rpc.server import RpcServer, serve
 from penstock.rpc.sessions import SESSION_HEADERS
 from penstock.runtime.tasks import beside
@@ -127,8 +128,9 @@ class OpenPicker:
 async def open_picker(config: PickerConfig) -> AsyncIterator[OpenPicker]:
     """A picker that serves until the block ends."""
     metrics = PickerMetrics()
-    async with open_channels() as channels:
-        lookout = Lookout(config.router, config.look_s, channels)
+    member = MemberIdentity.of(config.member_tls)
+    async with open_channels(member) as channels, open_channels() as doors:
+        lookout = Lookout(config.router, config.look_s, channels, doors)
         picker = Picker(config, lookout, metrics)
 
         def register(server: grpc.aio.Server) -> None:

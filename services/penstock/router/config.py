@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import get_args
 
 from penstock.router.baselines import PolicyName
@@ -79,6 +80,9 @@ class RouterConfig:
     """Seconds for which loads have to diverge before a worker changes sides, and for which none does after that."""
     seed: int = 0
     """Seed of the random choice between equally good workers; 0: draw a seed."""
+    member_tls: Path | None = None
+    """A directory of `penstock ca issue`, for a mesh over a network: the services show each other certificates. Without
+    it nothing is asked of who calls, so nobody else may reach the address."""
     metrics_address: OptionalPortAddress = None
     """Address where Prometheus can read metrics, host:port; empty: none."""
     log_level: str = "info"

@@ -8,7 +8,7 @@ from math import inf
 
 from msgspec.structs import astuple
 
-from penstock.errors import InvalidRequest
+from penstock.errors import Forbidden, InvalidRequest
 from penstock.kv.bounds import check_key, keys_of
 from penstock.kv.spec import spec_from_message, spec_to_message
 from penstock.router.line import HeldAsk
@@ -17,6 +17,8 @@ from penstock.router.registry import Measured, Member, Registry, RegistryView, R
 from penstock.router.running import RunningPlan
 from penstock.router.workers import Role
 from penstock.rpc.bounds import check_address, check_count, check_id, check_name, check_seconds, check_session
+from penstock.rpc.identity import CallingMember
+from penstock.runtime.addresses import HostPort, SocketAddress
 from penstock.v1 import common_pb2, router_pb2
 
 MAX_WEIGHT = 1000.0
@@ -36,18 +38,30 @@ _ROLES = {
 _TO_MESSAGE = {role: message for message, role in _ROLES.items()}
 
 
-def member(hello: router_pb2.Hello) -> Member:
-    """A peer, as it describes itself. Raises InvalidRequest."""
+def member(hello: router_pb2.Hello, caller: CallingMember | None = None) -> Member:
+    """A peer, as it describes itself. Raises InvalidRequest, and Forbidden for what its certificate does not cover."""
     check_id("hello.member_id", hello.member_id)
     if hello.role != router_pb2.ROLE_KVSTORE and hello.role not in _ROLES:
         raise _bad("hello.role", "prefill, decode, both or kvstore")
-    check_address("hello.address", hello.address)
+    address = check_address("hello.address", hello.address)
+    if caller is not None:
+        _check_covered(hello, address, caller)
     check_name("hello.host_id", hello.host_id)
     check_name("hello.version", hello.version, most=_MOST_VERSION)
     if hello.role == router_pb2.ROLE_KVSTORE:
         who = hello.member_id
         return Member(id=who, role=None, address=hello.address, host_id=hello.host_id, version=hello.version)
     return _worker(hello)
+
+
+def _check_covered(hello: router_pb2.Hello, address: SocketAddress, caller: CallingMember) -> None:
+    right = "store" if hello.role == router_pb2.ROLE_KVSTORE else "worker"
+    if caller.role != right:
+        role = router_pb2.Role.Name(hello.role).removeprefix("ROLE_").lower()
+        raise Forbidden(f"hello.role = {role}: needs a certificate of a {right}, not of a {caller.role}")
+    if isinstance(address, HostPort) and not caller.may_listen_at(address.host):
+        hosts = ", ".join(sorted(caller.hosts))
+        raise Forbidden(f"hello.address = {address}: the certificate of {caller.name} is for {hosts}")
 
 
 def _worker(hello: router_pb2.Hello) -> Member:

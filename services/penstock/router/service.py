@@ -32,6 +32,7 @@ from penstock.router.shared.opening import shared
 from penstock.router.showing import Showing
 from penstock.router.streams import PlanStreams
 from penstock.router.yielding import YieldingLine
+from penstock.rpc.identity import MemberIdentity, current_caller
 from penstock.rpc.server import serve
 from penstock.runtime.findings import Finding
 from penstock.runtime.metrics import RouterMetrics
@@ -129,7 +130,7 @@ class Router:
             self._refresh()
 
     def _take_seat(self, hello: router_pb2.Hello) -> tuple[Seat, Mailbox]:
-        member = messages.member(hello)
+        member = messages.member(hello, current_caller())
         old = self.planner.registry.get(member.id)
         try:
             seat = self.planner.registry.join(member, self._clock())
@@ -287,7 +288,13 @@ async def open_router(config: RouterConfig) -> AsyncIterator[Router]:
         router_pb2_grpc.add_RouterServicer_to_server(_Servicer(router), server)
 
     async with serve(
-        config.address, register, [_SERVICE], max_calls=calls, grace=_GRACE_S, examine=router.examine
+        config.address,
+        register,
+        [_SERVICE],
+        max_calls=calls,
+        grace=_GRACE_S,
+        examine=router.examine,
+        member=MemberIdentity.of(config.member_tls),
     ) as server:
         router.address = config.address.at(server.port)
         failed = router.metrics.task_failed

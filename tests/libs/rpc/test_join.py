@@ -85,7 +85,7 @@ async def joined(address: str, **events: Any) -> AsyncIterator[list[int]]:
         return router_pb2.Load(running=asked[0])
 
     async with open_channels() as channels, asyncio.TaskGroup() as tasks:
-        task = tasks.create_task(stay_joined(channels.to(address), HELLO, load, **events))
+        task = tasks.create_task(stay_joined(channels.to(address, "router"), HELLO, load, **events))
         yield asked
         task.cancel()
 
@@ -263,7 +263,7 @@ async def test_a_fault_of_the_worker_itself_leaves_as_it_is() -> None:
     async with serving(router) as address, open_channels() as channels:
         with pytest.raises(ZeroDivisionError) as caught:
             async with asyncio.timeout(5):
-                await stay_joined(channels.to(address), HELLO, broken, joined=is_joined)
+                await stay_joined(channels.to(address, "router"), HELLO, broken, joined=is_joined)
         assert caught.value is fault
         assert not is_joined.is_set()
         async with asyncio.timeout(5):

@@ -119,7 +119,7 @@ async def serving(**handlers: Any) -> AsyncIterator[tuple[grpc.aio.Channel, str]
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(NAME, handlers),))
 
     async with serve("127.0.0.1:0", register, [NAME]) as server, open_channels() as channels:
-        yield channels.to(f"127.0.0.1:{server.port}"), f"/{NAME}"
+        yield channels.to(f"127.0.0.1:{server.port}", "worker"), f"/{NAME}"
 
 
 class _Beside:

@@ -61,7 +61,7 @@ async def test_who_watches_the_health_hears_all_and_holds_nobody_up() -> None:
     request = health_pb2.HealthCheckRequest(service=NAME)
     async with open_channels() as channels:
         async with served(Toy(), grace=3600) as client:
-            channel = channels.to(f"127.0.0.1:{client.server.port}")
+            channel = channels.to(f"127.0.0.1:{client.server.port}", "worker")
             watch = health_pb2_grpc.HealthStub(channel).Watch(request)
             seen = [(await watch.read()).status]
             await client.server.set_serving(False)
@@ -130,7 +130,7 @@ async def test_a_peer_that_falls_silent_is_gone_after_a_quarter_minute_for_both_
     toy = Toy()
     async with served(toy, grace=0) as client, relay_to(f"127.0.0.1:{client.server.port}") as relay:
         async with open_channels() as channels:
-            stream = channels.to(relay.address).stream_stream(f"/{NAME}/Echo")()
+            stream = channels.to(relay.address, "worker").stream_stream(f"/{NAME}/Echo")()
             await stream.write(b"a")
             assert await stream.read() == b"a"
             relay.stall()
@@ -203,10 +203,10 @@ async def test_a_trace_goes_through() -> None:
 async def test_a_channel_is_shared_and_can_be_forgotten() -> None:
     async with served(Toy()) as client:
         address = f"127.0.0.1:{client.server.port}"
-        assert client.channels.to(address) is client.channel
+        assert client.channels.to(address, "worker") is client.channel
         await client.channels.forget(address)
         await client.channels.forget("never:1")
-        assert client.channels.to(address) is not client.channel
+        assert client.channels.to(address, "worker") is not client.channel
 
 
 @pytest.mark.parametrize("text", ["", None, "a b", "a" * 129, "a\n", "ä"])

@@ -82,7 +82,7 @@ class Client:
     def __init__(self, server: RpcServer, channels: Channels) -> None:
         self.server = server
         self.channels = channels
-        self.channel = channels.to(f"127.0.0.1:{server.port}")
+        self.channel = channels.to(f"127.0.0.1:{server.port}", "worker")
 
     def ask(self, request: bytes, *metadata: tuple[str, str], **more: Any) -> Any:
         """Ask."""

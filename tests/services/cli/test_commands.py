@@ -314,7 +314,7 @@ async def test_a_socket_that_was_left_behind_is_listened_on_again() -> None:
         with socket.socket(socket.AF_UNIX) as killed:
             killed.bind(address.path)
         async with serve(address, lambda server: None, []), open_channels() as channels:
-            stub = health_pb2_grpc.HealthStub(channels.to(address))
+            stub = health_pb2_grpc.HealthStub(channels.to(address, "router"))
             assert (await stub.Check(health_pb2.HealthCheckRequest(service=LIVE))).status == SERVING
 
 

@@ -162,7 +162,7 @@ class Raw:
 @asynccontextmanager
 async def raw(address: str) -> AsyncIterator[Raw]:
     async with open_channels() as channels:
-        client = Raw(kvstore_pb2_grpc.KvStoreStub(channels.to(address)))
+        client = Raw(kvstore_pb2_grpc.KvStoreStub(channels.to(address, "store")))
         try:
             yield client
         finally:
@@ -177,7 +177,7 @@ async def client_of(
     address: str, block_spec: KvSpec | None = None, host: str = HOST, **other: Any
 ) -> AsyncIterator[StoreClient]:
     async with open_channels() as channels:
-        async with open_store(channels.to(address), "test", block_spec or spec(), host, **other) as store:
+        async with open_store(channels.to(address, "store"), "test", block_spec or spec(), host, **other) as store:
             yield store
 
 

@@ -163,12 +163,12 @@ async def main():
             blocks = [random.Random(key).randbytes(SIZE) for key in KEYS]
             parents = [bytes(32), *KEYS]
             puts = [BlockPut(KEYS[n], parents[n], n * 16, memoryview(data)) for n, data in enumerate(blocks)]
-            async with open_store(channels.to(one.address), "writer", SPEC, "one", timeout_s=20) as writer:
+            async with open_store(channels.to(one.address, "store"), "writer", SPEC, "one", timeout_s=20) as writer:
                 assert await writer.put(puts) == len(KEYS)
                 async with asyncio.timeout(20):
                     while one.elsewhere.figures()["pool_published"] < len(KEYS):
                         await asyncio.sleep(0.01)
-            async with open_store(channels.to(two.address), "reader", SPEC, "two", timeout_s=20) as reader:
+            async with open_store(channels.to(two.address, "store"), "reader", SPEC, "two", timeout_s=20) as reader:
                 async with reader.lease([*KEYS, bytes(32)]) as leased:
                     assert [bytes(view) for view in leased.blocks] == blocks
                     assert leased.tiers == ["remote"] * len(KEYS)

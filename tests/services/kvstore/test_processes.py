@@ -41,7 +41,7 @@ from penstock.v1 import kvstore_pb2
 
 async def main(address, host, stored):
     spec = KvSpec(model="ab" * 32, tokenizer="cd" * 32, layout="v1", dtype="float32", block_size=16, block_bytes=4096)
-    async with open_channels() as channels, open_store(channels.to(address), "doomed", spec, host) as store:
+    async with open_channels() as channels, open_store(channels.to(address, "store"), "doomed", spec, host) as store:
         async with store.lease([bytes.fromhex(stored)]) as leased:
             assert len(leased.blocks) == 1
             room = [kvstore_pb2.ReserveBlock(key=bytes([n] * 32), parent=bytes(32)) for n in range(1, 6)]

@@ -74,7 +74,7 @@ class Harness:
 
     @property
     def channel(self) -> grpc.aio.Channel:
-        return self.channels.to(self.router.address)
+        return self.channels.to(self.router.address, "router")
 
     @property
     def stub(self) -> router_pb2_grpc.RouterAsyncStub:

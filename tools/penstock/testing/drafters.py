@@ -196,7 +196,7 @@ async def draft_client(
     states after `layers`."""
     async with open_channels() as channels, asyncio.TaskGroup() as tasks:
         delay = PatientDelay() if patient else None
-        client = DraftClient(channels.to(f"127.0.0.1:{port}"), target, delay, layers=layers)
+        client = DraftClient(channels.to(f"127.0.0.1:{port}", "draft"), target, delay, layers=layers)
         running = tasks.create_task(client.run())
         try:
             yield client

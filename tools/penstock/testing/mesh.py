@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
-
-import grpc
 
 from penstock.decode.config import DecodeConfig
 from penstock.decode.service import open_decode
@@ -24,6 +22,8 @@ from penstock.prefill.config import PrefillConfig
 from penstock.prefill.service import open_prefill
 from penstock.router.config import RouterConfig
 from penstock.router.service import Router, open_router
+from penstock.rpc.channels import open_channels
+from penstock.rpc.identity import MemberIdentity, MemberRole
 from penstock.v1 import router_pb2, router_pb2_grpc
 from penstock.worker.opening import ServedWorker
 from penstock.worker.worker import Worker
@@ -52,6 +52,8 @@ class MeshSetup:
     kvstore: bool | str = True
     """False: none. An address: a store of the test's own."""
     model_name: str = "tiny"
+    members: Callable[[MemberRole], Path] | None = None
+    """Gives the directory of a role's certificate, in a mesh whose members show them."""
     routers: tuple[str, ...] = ()
     """Addresses of routers of the test's own, which gateways prefer to the mesh's."""
     engine: dict[str, Any] = field(default_factory=dict)
@@ -97,16 +99,21 @@ class Mesh:
 async def open_mesh(options: MeshSetup) -> AsyncIterator[Mesh]:
     """Opens every service, waits until a request would succeed, and closes them in the opposite order."""
     async with AsyncExitStack() as stack:
-        router = await stack.enter_async_context(open_router(RouterConfig(**_ROUTER | options.router)))
+
+        def shows(role: MemberRole) -> dict[str, Any]:
+            return {} if options.members is None else {"member_tls": options.members(role)}
+
+        router_config = RouterConfig(**_ROUTER | shows("router") | options.router)
+        router = await stack.enter_async_context(open_router(router_config))
         routers = (*options.routers, router.address)
         hosts = ["test", *(f"test-{number}" for number in range(1, options.hosts))]
         stores = []
         for host in hosts if options.kvstore is True else ():
             settings: dict[str, Any] = {"host_bytes": options.kv_host_bytes, "router": routers, "host_id": host}
-            settings |= {"draft_bytes": 16 << 20 if options.draft != "none" else 0, **options.store}
+            settings |= {"draft_bytes": 16 << 20 if options.draft != "none" else 0, **shows("store"), **options.store}
             stores.append(await stack.enter_async_context(open_kvstore(KvStoreConfig(**settings))))
         kvstore = {"kvstore": stores[0].address, "host_id": hosts[0]} if stores else {}
-        draft, draft_address = await _open_draft(stack, options, kvstore)
+        draft, draft_address = await _open_draft(stack, options, {**kvstore, **shows("draft")})
 
         def worker(number: int) -> dict[str, Any]:
             host = number % len(hosts)
@@ -117,6 +124,7 @@ async def open_mesh(options: MeshSetup) -> AsyncIterator[Mesh]:
                 "kvstore": stores[host].address if stores else options.kvstore or "",
                 "host_id": hosts[host],
                 **({"store_timeout_s": _PATIENT_S, "fetch_wait_s": _PATIENT_S} if stores else {}),
+                **shows("worker"),
                 **options.worker,
             }
 
@@ -136,19 +144,20 @@ async def open_mesh(options: MeshSetup) -> AsyncIterator[Mesh]:
             for number in range(options.decode)
         ]
         settings = {"model_dir": options.model, "model_name": options.model_name, "router": routers}
-        settings |= {"http_address": "127.0.0.1:0", **options.gateway}
+        settings |= {"http_address": "127.0.0.1:0", **shows("gateway"), **options.gateway}
         gateway = await stack.enter_async_context(open_gateway(GatewayConfig(**settings)))
         for address in routers:
-            await wait_joined(address, len(prefill), len(decode))
+            await wait_joined(address, len(prefill), len(decode), **shows("gateway"))
         async with gateway.view.changed, asyncio.timeout(30):
             await gateway.view.changed.wait_for(lambda: gateway.view.ready)
         yield Mesh(gateway=gateway, router=router, kvstores=stores, prefill=prefill, decode=decode, draft=draft)
 
 
-async def wait_joined(router: str, prefill: int, decode: int) -> None:
+async def wait_joined(router: str, prefill: int, decode: int, member_tls: Path | None = None) -> None:
     """Returns when the router lists that many workers of each kind and says that the model is ready."""
-    async with grpc.aio.insecure_channel(router) as channel, asyncio.timeout(30):
-        call = router_pb2_grpc.RouterStub(channel).Watch(router_pb2.WatchRequest(), wait_for_ready=True)
+    async with open_channels(MemberIdentity.of(member_tls)) as channels, asyncio.timeout(30):
+        stub: Any = router_pb2_grpc.RouterStub(channels.to(router, "router"))
+        call = stub.Watch(router_pb2.WatchRequest(), wait_for_ready=True)
         async for view in call:
             for model in view.models:
                 if model.ready and model.prefill_workers >= prefill and model.decode_workers >= decode:

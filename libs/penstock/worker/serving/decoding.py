@@ -56,7 +56,7 @@ class DecodeService(decode_pb2_grpc.DecodeServicer):
         asked, work = order.request, self._worker.work(order)
         metrics, source = self._worker.metrics, None
         if request.HasField("handoff"):
-            channel = self._worker.channels.to(request.handoff.address)
+            channel = self._worker.channels.to(request.handoff.address, "worker")
             wanted = prefill_pb2.HandoffRequest(request_id=asked.id, epoch=request.handoff.epoch)
             source = HandoffPrefix(channel, wanted, work, self._worker.handoffs, left_s, metrics=metrics)
         first, counted = True, False

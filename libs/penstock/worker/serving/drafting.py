@@ -21,6 +21,7 @@ from penstock.engine.speculation.drafting import vocabulary, vocabulary_misfit
 from penstock.engine.speculation.guess import right
 from penstock.rpc.channels import open_channels
 from penstock.rpc.context import trace_parent
+from penstock.rpc.identity import MemberIdentity
 from penstock.rpc.stay import Connection, Unsuitable, stay
 from penstock.runtime.config import ConfigError
 from penstock.runtime.metrics import WorkerMetrics
@@ -437,9 +438,9 @@ async def open_drafter(config: WorkerConfig, metrics: WorkerMetrics) -> AsyncIte
             raise ConfigError("draft", config.draft, "must be the service in which the draft head guesses")
         yield None
         return
-    async with open_channels() as channels:
+    async with open_channels(MemberIdentity.of(config.member_tls)) as channels:
         target = inspect(config.engine.model)
-        client = DraftClient(channels.to(config.draft), target, layers=_layers(config.engine, target))
+        client = DraftClient(channels.to(config.draft, "draft"), target, layers=_layers(config.engine, target))
         try:
             reason = await client.misfit()
         except grpc.aio.AioRpcError:

@@ -7,12 +7,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import structlog
 
-from penstock.cli.asking import CALL_S, of_first
+from penstock.cli.asking import CALL_S, MeshAccess, of_first
 from penstock.cli.scale.actuators.base import Actuator, ActuatorFailed, WorkerPlace
 from penstock.cli.scale.metrics import ScaleMetrics
 from penstock.cli.scale.state import ROLES, ScaleAction, WorkerSeen, WorkRole
 from penstock.errors import NotFound, PenstockError
-from penstock.runtime.addresses import SocketAddress
 from penstock.v1 import router_pb2, router_pb2_grpc
 
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 5.0, 300.0
@@ -33,13 +32,13 @@ class ScaleActs:
 
     def __init__(
         self,
-        routers: Sequence[SocketAddress],
+        mesh: MeshAccess,
         metrics: ScaleMetrics,
         clock: Callable[[], float],
         *,
         start_s: float,
     ) -> None:
-        self._routers = routers
+        self._mesh = mesh
         self.metrics = metrics
         self._clock = clock
         self._late_s = max(_LATE * start_s, _LATE_S)
@@ -124,7 +123,7 @@ class ScaleActs:
         async def tell(stub: router_pb2_grpc.RouterAsyncStub) -> router_pb2.CommandResponse:
             return await stub.Command(request, timeout=CALL_S)
 
-        await of_first(self._routers, tell)
+        await of_first(self._mesh, tell)
 
     async def _try(self, kind: str, telling: Awaitable[object]) -> bool:
         try:

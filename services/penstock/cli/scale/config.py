@@ -91,6 +91,8 @@ class ScaleConfig:
     """What local workers serve: a model directory, its name on the hub, or the name of an embedded model."""
     engine: Annotated[EngineSettings, Parameter(name="*")] = field(default_factory=EngineSettings)
     """How local workers compute: as those of the mesh do."""
+    member_tls: Path | None = None
+    """A directory of `penstock ca issue operator`, where the services of the mesh show each other certificates."""
     metrics_address: OptionalPortAddress = None
     """Address where Prometheus can read metrics, host:port; empty: none."""
     log_level: str = "info"

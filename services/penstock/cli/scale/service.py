@@ -101,8 +101,8 @@ async def open_scale(config: ScaleConfig) -> AsyncIterator[ScalePlanner]:
     """Looks for the length of the block; after it the workers that it drained get work again, and those that it has
     started as local processes have ended."""
     metrics = ScaleMetrics()
-    acts = ScaleActs(config.router, metrics, time.monotonic, start_s=config.start_s)
     watch = MeshWatch(config)
+    acts = ScaleActs(watch.mesh, metrics, time.monotonic, start_s=config.start_s)
     async with AsyncExitStack() as stack:
         actuator = await _actuator(config, stack, acts, watch)
         planner = ScalePlanner(config, acts, actuator, watch)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from penstock.cli.asking import members, of_first
+from penstock.cli.asking import MeshAccess, members, of_first
 from penstock.cli.scale.actuators.base import Actuator, WorkerPlace
 from penstock.cli.scale.actuators.local import StorePlace
 from penstock.cli.scale.config import ScaleConfig
@@ -32,6 +32,7 @@ class MeshWatch:
 
     def __init__(self, config: ScaleConfig) -> None:
         self._config = config
+        self.mesh = MeshAccess(router=config.router, member_tls=config.member_tls)
         self._done, self._told = Gathered(), Gathered()
         self._judge = Judge()
         self._step = LinearFit((1.0, 16.0))
@@ -46,7 +47,7 @@ class MeshWatch:
 
     async def store(self) -> StorePlace:
         """The first store that has joined. Raises PenstockError."""
-        found = await of_first(self._config.router, members)
+        found = await of_first(self.mesh, members)
         stores = [one for one in found.members if one.role == router_pb2.ROLE_KVSTORE]
         return StorePlace(stores[0].address, stores[0].host_id) if stores else StorePlace()
 
@@ -60,7 +61,7 @@ class MeshWatch:
         gone: Collection[str],
     ) -> MeshCounts:
         """The mesh now, without workers that are `gone`. Raises PenstockError."""
-        found = await of_first(self._config.router, members)
+        found = await of_first(self.mesh, members)
         listed = self._of_model(found)
         self.listed = {one.member_id for one in listed}
         workers = [one for one in listed if one.member_id not in gone]

@@ -32,7 +32,7 @@ class RpcEntrance:
         self._reception = reception
 
     @asynccontextmanager
-    async def __call__(self, method: str, metadata: Iterable[tuple[str, Any]]) -> AsyncIterator[None]:
+    async def __call__(self, method: str, metadata: Iterable[tuple[str, Any]], _context: Any) -> AsyncIterator[None]:
         """For the length of one call. Raises what `Reception.one` raises."""
         headers = texts(metadata)
         if method.startswith(f"/{CHECKUP}/"):

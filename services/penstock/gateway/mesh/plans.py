@@ -86,7 +86,7 @@ class RouterCalls:
 
     def stub(self, router: str) -> router_pb2_grpc.RouterAsyncStub:
         """Calls to one of them."""
-        return router_pb2_grpc.RouterStub(self._channels.to(router))
+        return router_pb2_grpc.RouterStub(self._channels.to(router, "router"))
 
     async def hint(self, session: str, hint: ReturnHint) -> None:
         """Tells a router, which tells every store. Raises Unavailable when none can be reached."""

@@ -136,7 +136,7 @@ class RouterView:
 
         async def watch(choice: RouterChoice[router_pb2.MeshView], router: str, connection: Connection) -> None:
             request = router_pb2.WatchRequest(watcher=await asyncio.shield(self._own))
-            call = router_pb2_grpc.RouterStub(channels.to(router)).Watch(request)
+            call = router_pb2_grpc.RouterStub(channels.to(router, "router")).Watch(request)
             try:
                 async for view in call:
                     connection.established = True

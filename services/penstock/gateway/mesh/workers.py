@@ -49,7 +49,7 @@ class WorkerChannels:
         """The channel to `address`, for one call."""
         self._uses[address] += 1
         try:
-            yield self._channels.to(address)
+            yield self._channels.to(address, "worker")
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNAVAILABLE:
                 self._unreachable.add(address)
@@ -67,7 +67,7 @@ class WorkerChannels:
             timer.cancel()
         found = self._listening.get(address)
         if found is None or found.ended:
-            found = self._listening[address] = Listening(self._channels.to(address), self._failed)
+            found = self._listening[address] = Listening(self._channels.to(address, "worker"), self._failed)
         try:
             yield found
         finally:

@@ -17,6 +17,7 @@ from penstock.kvstore.table.blocks import TierKind
 from penstock.kvstore.tiers.base import Rules, Supplier, Wish
 from penstock.kvstore.tiers.host import HostTier
 from penstock.kvstore.tiers.tiers import Tiers
+from penstock.rpc.identity import MemberIdentity
 
 
 class Elsewhere:
@@ -78,8 +79,11 @@ async def open_elsewhere(
 
     Leave it when no block is brought any more, and before host memory.
     """
+    member = MemberIdentity.of(config.member_tls)
     async with (
-        open_grpc_transport(f"store of {config.host_id}", rules.failed, stall_s=config.stall_s) as transport,
+        open_grpc_transport(
+            f"store of {config.host_id}", rules.failed, member=member, stall_s=config.stall_s
+        ) as transport,
         open_pools(host, config, rules) as pools,
     ):
         elsewhere = Elsewhere(host, neighbours, transport, pools)

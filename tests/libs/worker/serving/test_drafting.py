@@ -162,7 +162,7 @@ async def test_a_restarted_service_is_told_everything_again(target):
 async def test_it_learns_when_drafts_come_and_does_not_wait_for_a_service_that_says_nothing(target):
     model, now = PlainForesight(next_one), [100.0]
     async with service(model, target) as (server, _), open_channels() as channels:
-        client = DraftClient(channels.to(f"127.0.0.1:{server.port}"), target, clock=lambda: now[0])
+        client = DraftClient(channels.to(f"127.0.0.1:{server.port}", "draft"), target, clock=lambda: now[0])
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(client.run())
             tokens = [1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from penstock.cli.asking import MeshAccess
 from penstock.cli.scale.acting import ScaleActs
 from penstock.cli.scale.actuators.base import ActuatorFailed, WorkerPlace
 from penstock.cli.scale.metrics import ScaleMetrics
@@ -43,7 +44,9 @@ class Acts:
     def __init__(self) -> None:
         self.now = 100.0
         self.actuator, self.metrics = FakeActuator(), ScaleMetrics()
-        self.acts = ScaleActs([HostPort("127.0.0.1:1")], self.metrics, lambda: self.now, start_s=10.0)
+        self.acts = ScaleActs(
+            MeshAccess(router=(HostPort("127.0.0.1:1"),)), self.metrics, lambda: self.now, start_s=10.0
+        )
 
     async def do(self, action: ScaleAction) -> None:
         await self.acts.do(action, {"w1": PLACE}, self.actuator)

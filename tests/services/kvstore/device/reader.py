@@ -24,7 +24,7 @@ async def main() -> None:
     address, host, fields, names, kind = json.loads(sys.argv[1])
     device = open_cuda() if kind == "cuda" else TwinDevice()
     async with open_channels() as channels:
-        channel = channels.to(address)
+        channel = channels.to(address, "store")
         async with open_store(channel, "reader", KvSpec(**fields), host, device=device, timeout_s=20) as client:
             async with client.lease([bytes.fromhex(name) for name in names], on_device=True) as leased:
                 copies = [torch.from_dlpack(view).cpu() for view in leased.on_device.views]

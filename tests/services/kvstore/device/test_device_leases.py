@@ -30,7 +30,7 @@ def data(count: int, chain: str = "a") -> list[bytes]:
 async def near(it: Bench, device: TwinDevice | None = None, host: str = HOST) -> AsyncIterator[StoreClient]:
     """A client on the store's device, with a twin of its own, as another process would have."""
     async with open_channels() as channels:
-        channel = channels.to(it.store.address)
+        channel = channels.to(it.store.address, "store")
         async with open_store(channel, "near", spec(), host, device=device or TwinDevice()) as client:
             yield client
 
@@ -147,7 +147,9 @@ async def test_a_client_that_can_not_read_there_reads_in_host_memory(why: str) -
 async def test_two_stores_and_a_store_that_comes_back() -> None:
     async with bench() as it:
         async with open_channels() as channels:
-            async with open_store(channels.to(it.store.address), "near", spec(), HOST, device=TwinDevice()) as client:
+            async with open_store(
+                channels.to(it.store.address, "store"), "near", spec(), HOST, device=TwinDevice()
+            ) as client:
                 await it.promoted(2)
                 async with client.lease(keys(2), on_device=True) as leased:
                     attachment = client._link.attachment

@@ -20,7 +20,7 @@ async def test_up_down_and_on_the_device() -> None:
         assert list(cupy.registered.values()) == [it.config.host_bytes], "the arena itself is the pinned memory"
         await it.only_on_device(5)
         async with open_channels() as channels:
-            near, channel = open_cuda(0, cupy), channels.to(it.store.address)
+            near, channel = open_cuda(0, cupy), channels.to(it.store.address, "store")
             async with open_store(channel, "near", spec(), HOST, device=near) as client:
                 async with client.lease(keys(5), on_device=True) as leased:
                     assert [bytes(view) for view in leased.on_device.views] == expected

@@ -51,7 +51,7 @@ class Pages:
 
 async def fetch(it: Bench, pages: Pages, count: int) -> tuple[Fetcher, bool]:
     async with open_channels() as channels:
-        channel = channels.to(it.store.address)
+        channel = channels.to(it.store.address, "store")
         async with open_store(channel, "worker", spec(), HOST, device=TwinDevice()) as client:
             metrics = WorkerMetrics()
             known = StoredKeys(client, PagePool(1), metrics)

@@ -38,7 +38,9 @@ def puts(keys: Sequence[bytes], data: Sequence[memoryview]) -> list[BlockPut]:
 async def client_of(address: str, block_bytes: int, host: str = HOST) -> AsyncIterator[StoreClient]:
     """A client with a channel of its own."""
     async with open_channels() as channels:
-        async with open_store(channels.to(address), "bench", spec(block_bytes), host, timeout_s=_TIMEOUT_S) as client:
+        async with open_store(
+            channels.to(address, "store"), "bench", spec(block_bytes), host, timeout_s=_TIMEOUT_S
+        ) as client:
             assert client.connected, client.reason
             yield client
 
@@ -46,6 +48,6 @@ async def client_of(address: str, block_bytes: int, host: str = HOST) -> AsyncIt
 async def stats_of(address: str) -> kvstore_pb2.StatsResponse:
     """The figures of a store."""
     async with open_channels() as channels:
-        stub: Any = kvstore_pb2_grpc.KvStoreStub(channels.to(address))
+        stub: Any = kvstore_pb2_grpc.KvStoreStub(channels.to(address, "store"))
         stats: kvstore_pb2.StatsResponse = await stub.Stats(kvstore_pb2.StatsRequest())
         return stats

@@ -81,6 +81,6 @@ async def open_callers(peer: str, calls: int) -> AsyncIterator[Callers]:
             assert await client.lookup(keys) == PROMPT_KEYS
             lookup.append(lambda client=client: client.lookup(keys))
             channels = await stack.enter_async_context(open_channels())
-            method: Any = channels.to(peer).unary_unary(f"/{SERVICE}/Empty")
+            method: Any = channels.to(peer, "store").unary_unary(f"/{SERVICE}/Empty")
             empty.append(lambda method=method: method(b""))
         yield Callers(empty, lookup, calls)

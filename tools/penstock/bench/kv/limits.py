@@ -67,4 +67,4 @@ async def open_limits(size: int) -> AsyncIterator[tuple[MachineLimits, str]]:
     """The limits for `size` bytes, and the address of the process behind them."""
     async with started("penstock.bench.kv.peer", str(size)) as (_, said), open_channels() as channels:
         address, memory, tcp = str(said["address"]), str(said["memory"]), int(str(said["tcp"]))
-        yield MachineLimits(size, memory, tcp, channels.to(address)), address
+        yield MachineLimits(size, memory, tcp, channels.to(address, "store")), address

@@ -26,6 +26,7 @@ from penstock.kv.spec import KvSpec
 from penstock.kvstore.elsewhere.transport.base import Landing, Offered, Reason, TransportFault, TransportStats
 from penstock.kvstore.elsewhere.transport.peers import Broken, Peer, Peers
 from penstock.rpc.context import outgoing
+from penstock.rpc.identity import MemberIdentity
 from penstock.runtime.tasks import Failed
 from penstock.v1 import kvstore_pb2
 
@@ -58,10 +59,19 @@ class _Place:
 class GrpcTransport:
     """Made by `open_grpc_transport`; used from its event loop."""
 
-    def __init__(self, name: str, failed: Failed, *, stall_s: float = _STALL_S, idle_s: float = _IDLE_S) -> None:
-        """`name` is for the peers' logs; `stall_s` is the longest wait for a sign of life."""
+    def __init__(
+        self,
+        name: str,
+        failed: Failed,
+        *,
+        member: MemberIdentity | None = None,
+        stall_s: float = _STALL_S,
+        idle_s: float = _IDLE_S,
+    ) -> None:
+        """`name` is for the peers' logs; `member` is who this store is to them; `stall_s` is the longest wait for a
+        sign of life."""
         self.stats = TransportStats()
-        self.peers = Peers(name, stall_s, idle_s, failed)
+        self.peers = Peers(name, stall_s, idle_s, failed, member)
         self._log = structlog.get_logger("penstock.kv").bind(transport="grpc")
 
     async def fetch(self, peer: str, spec: KvSpec, keys: Sequence[bytes], landing: Landing, until: float) -> None:
@@ -247,7 +257,7 @@ class _Fetch:
 
 
 @asynccontextmanager
-async def open_grpc_transport(name: str, failed: Failed, **options: float) -> AsyncIterator[GrpcTransport]:
+async def open_grpc_transport(name: str, failed: Failed, **options: Any) -> AsyncIterator[GrpcTransport]:
     """A transport for the length of the block; `options` are those of GrpcTransport."""
     transport = GrpcTransport(name, failed, **options)
     try:

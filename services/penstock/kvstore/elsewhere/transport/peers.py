@@ -16,6 +16,7 @@ from penstock.kv.spec import KvSpec, spec_to_message
 from penstock.kvstore.elsewhere.transport.base import Reason, TransportFault
 from penstock.rpc.channels import Channels
 from penstock.rpc.context import outgoing
+from penstock.rpc.identity import MemberIdentity
 from penstock.runtime.tasks import Failed, start
 from penstock.v1 import kvstore_pb2, kvstore_pb2_grpc
 
@@ -55,12 +56,16 @@ class Peer:
 class Peers:
     """At most one attachment per address."""
 
-    def __init__(self, name: str, stall_s: float, idle_s: float, failed: Failed) -> None:
-        """`name` is for the peers' logs; `stall_s` is the longest wait for a sign of life.
+    def __init__(
+        self, name: str, stall_s: float, idle_s: float, failed: Failed, member: MemberIdentity | None = None
+    ) -> None:
+        """`name` is for the peers' logs; `stall_s` is the longest wait for a sign of life; `member` is
+        who this store is to them.
 
         An attachment ends `idle_s` after its last use: it would keep the peer from changing its spec.
         """
         self._name = name
+        self._member = member
         self._stall_s = stall_s
         self._idle_s = idle_s
         self._failed = failed
@@ -89,8 +94,8 @@ class Peers:
                 peer.idle = asyncio.get_running_loop().call_later(self._idle_s, self._end, peer)
 
     async def _attach(self, address: str, spec: KvSpec, until: float) -> Peer:
-        channels = Channels()
-        channel = channels.to(address)
+        channels = Channels(self._member)
+        channel = channels.to(address, "store")
         stub = kvstore_pb2_grpc.KvStoreStub(channel)
         call = stub.Attach(kvstore_pb2.AttachRequest(client=self._name, spec=spec_to_message(spec), peer=True))
         try:
