@@ -12,7 +12,7 @@ import os
 import re
 import ssl
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -85,7 +85,11 @@ def called_by(caller: CallingMember) -> Iterator[None]:
 def caller_of(shown: Mapping[str, Iterable[bytes]]) -> CallingMember | None:
     """Who has the certificate that gRPC says these things of (`ServicerContext.auth_context`); None: a member has
     another one."""
-    names = [name.decode(errors="replace") for name in shown.get("x509_subject_alternative_name", ())]
+    return _named([name.decode(errors="replace") for name in shown.get("x509_subject_alternative_name", ())])
+
+
+def _named(names: Sequence[str]) -> CallingMember | None:
+    """Whom the names of a certificate are of."""
     found = [match for name in names if (match := _URI.fullmatch(name))]
     role = next((role for role in ROLES if found and role == found[0]["role"]), None)
     if len(found) != 1 or role is None:
@@ -114,25 +118,28 @@ class MemberIdentity:
     """A member's certificate and key, and the authority that it believes. Changed files are used for the connections
     that come after; those that do not fit together are not used."""
 
-    def __init__(self, directory: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Raises ConfigError."""
+    def __init__(
+        self, directory: Path, role: MemberRole | None = None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`role` is that which the certificate has to have; None: any. Raises ConfigError."""
         os.environ.setdefault("GRPC_SSL_CIPHER_SUITES", _ONLY_TLS_1_3)
         self._directory = directory
+        self._role = role
         self._clock = clock
         self._looked = clock()
         try:
             self._seen = self._state()
-            self._files = self._read()
-        except (OSError, ssl.SSLError) as error:
+            self._files, self.own = self._read()
+        except (OSError, ValueError) as error:
             right = f"must be a directory with {CA}, {CERT} and {KEY}, as `penstock ca issue` makes it"
-            raise ConfigError("member_tls", str(directory), f"{right}: {error.strerror or error}") from None
+            raise ConfigError("member_tls", str(directory), f"{right}: {_why(error)}") from None
         self.version = 0
         """Counts changes of the files."""
 
     @classmethod
-    def of(cls, directory: Path | None) -> MemberIdentity | None:
+    def of(cls, directory: Path | None, role: MemberRole | None = None) -> MemberIdentity | None:
         """That of a setting; None where there is none. Raises ConfigError."""
-        return None if directory is None else cls(directory)
+        return None if directory is None else cls(directory, role)
 
     def server(self) -> grpc.ServerCredentials:
         """For a server: it asks callers for certificates, and reads the files again for new connections."""
@@ -153,11 +160,11 @@ class MemberIdentity:
         try:
             if (state := self._state()) == self._seen:
                 return self.version
-            files = self._read()
-        except (OSError, ssl.SSLError) as error:
-            log.warning("the member's changed certificate is not used", reason=error.strerror or str(error))
+            files, own = self._read()
+        except (OSError, ValueError) as error:
+            log.warning("the member's changed certificate is not used", reason=_why(error))
             return self.version
-        self._seen, self._files = state, files
+        self._seen, self._files, self.own = state, files, own
         self.version += 1
         log.info("the member's certificate was read again")
         return self.version
@@ -171,10 +178,24 @@ class MemberIdentity:
         found = [os.stat(self._directory / name) for name in (CA, CERT, KEY)]
         return tuple(part for one in found for part in (one.st_mtime_ns, one.st_size, one.st_ino))
 
-    def _read(self) -> _Files:
-        """Raises OSError, or SSLError when they do not fit together."""
+    def _read(self) -> tuple[_Files, CallingMember]:
+        """The files, and whom they name. Raises OSError, of which SSLError is one: they do not fit together; or
+        ValueError: they are of no such member."""
+        from cryptography import x509  # takes a while
+
         ca, cert, key = (self._directory / name for name in (CA, CERT, KEY))
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(cert, key)
         context.load_verify_locations(ca)
-        return _Files(ca.read_bytes(), cert.read_bytes(), key.read_bytes())
+        files = _Files(ca.read_bytes(), cert.read_bytes(), key.read_bytes())
+        said = x509.load_pem_x509_certificate(files.cert).extensions
+        alternative = (one.value for one in said if isinstance(one.value, x509.SubjectAlternativeName))
+        own = _named([str(name.value) for names in alternative for name in names])
+        if own is None or own.role != (self._role or own.role):
+            found = "no member of a mesh" if own is None else f"a {own.role}"
+            raise ValueError(f"the certificate is of {found}, not of a {self._role or 'member'}")
+        return files, own
+
+
+def _why(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -72,7 +72,7 @@ async def open_worker(
     device = device_of(config.engine.device)
     lends = config.lend and bool(config.kvstore) and role != router_pb2.ROLE_PREFILL
     settings = replace(config.engine, shared_pages=lends)
-    member = MemberIdentity.of(config.member_tls)
+    member = MemberIdentity.of(config.member_tls, "worker")
     async with (
         open_channels(member) as channels,
         shared_cores(config.engine) as baton,

@@ -18,6 +18,7 @@ from penstock.errors import InvalidRequest, PenstockError, Unavailable
 from penstock.rpc.channels import Channels, open_channels
 from penstock.rpc.errors import from_rpc
 from penstock.rpc.identity import MemberIdentity
+from penstock.runtime.addresses import HostPort, is_loopback
 from penstock.runtime.config import Addresses
 from penstock.v1 import gateway_pb2_grpc, router_pb2, router_pb2_grpc
 
@@ -60,12 +61,19 @@ class DoorAccess:
     ca: Path | None = None
     """The PEM file of the authority that signed the gateways' certificates. Default: those that the system trusts."""
 
-    def metadata(self) -> tuple[tuple[str, str], ...]:
-        """The credentials of a call. Raises InvalidRequest."""
+    def metadata(self, door: router_pb2.MeshWatcher) -> tuple[tuple[str, str], ...]:
+        """The credentials of a call to a gateway. Raises InvalidRequest, also where a router alone says that there is a
+        gateway, elsewhere and without TLS: who can tell a router so would be sent the key in clear."""
         key = self.key
         if self.key_file is not None:
             key = _read("--key-file", self.key_file).decode().strip()
-        return (("authorization", f"Bearer {key}"),) if key else ()
+        if not key:
+            return ()
+        safe = door.tls or self.ca is not None or door.address in self.gateway
+        if not safe and not is_loopback(HostPort(door.address).host):
+            right = f"name it with --gateway {door.address} if it is yours and the network is safe"
+            raise InvalidRequest(f"the key is not sent to {door.address}, which speaks no TLS: {right}")
+        return (("authorization", f"Bearer {key}"),)
 
     @asynccontextmanager
     async def channel(self, door: router_pb2.MeshWatcher) -> AsyncIterator[grpc.aio.Channel]:

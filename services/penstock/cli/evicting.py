@@ -38,7 +38,7 @@ async def _evict(tenant: str, mesh: MeshAccess, door: DoorAccess) -> Json:
     gateway = (await door.doors(mesh))[0]
     request = gateway_pb2.EvictTenantRequest(tenant=tenant)
     async with door.gateway_at(gateway) as stub:
-        answer = await stub.EvictTenant(request, timeout=_CALL_S, metadata=door.metadata())
+        answer = await stub.EvictTenant(request, timeout=_CALL_S, metadata=door.metadata(gateway))
     members = [_plain(member) for member in answer.members]
     tiers = [tier for member in members for tier in member["tiers"]]
     return {

@@ -55,7 +55,7 @@ async def _record(request_id: str, doors: Sequence[router_pb2.MeshWatcher], door
     for one in doors:
         try:
             async with door.gateway_at(one) as stub:
-                said = await stub.PastRequest(query, timeout=CALL_S, metadata=door.metadata())
+                said = await stub.PastRequest(query, timeout=CALL_S, metadata=door.metadata(one))
             record: Json = json.loads(said.json)
             return record
         except (NotFound, Unavailable) as error:

@@ -55,13 +55,13 @@ async def visited_gateway(gateway: router_pb2.MeshWatcher, door: DoorAccess) -> 
     if not await _resolved(visit, gateway.address):
         return visit
     try:
-        metadata = door.metadata()
+        metadata = door.metadata(gateway)
         async with door.channel(gateway) as channel:
             right = "open its gRPC port to this host; where it speaks TLS, name who signed its certificate with --ca"
             if await _examined(visit, channel, right, metadata):
                 visit.note("credentials", True, "the key is accepted" if metadata else "it asks for no key")
     except InvalidRequest as error:
-        visit.note("credentials", False, error.message, "name a file that can be read")
+        visit.note("credentials", False, error.message, "see the command's --key-file and --gateway")
     return visit
 
 

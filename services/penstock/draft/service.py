@@ -81,7 +81,7 @@ class ServedDraft:
 async def open_draft(config: DraftConfig) -> AsyncIterator[ServedDraft]:
     """Drafts until the block ends."""
     loaded, metrics = await asyncio.to_thread(load_draft, config), DraftMetrics()
-    member = MemberIdentity.of(config.member_tls)
+    member = MemberIdentity.of(config.member_tls, "draft")
     async with (
         open_draft_kv(config, loaded.model, metrics, member) as kv,
         open_drafts(loaded.model, loaded.description, loaded.ruling, metrics=metrics, kv=kv) as drafts,

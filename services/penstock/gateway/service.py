@@ -98,7 +98,7 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
         open_ledger(config.ledger, terms, failed) as ledger,
         open_responses(config) as responses,
         open_batches(config, metrics) as batches,
-        open_channels(MemberIdentity.of(config.member_tls)) as channels,
+        open_channels(MemberIdentity.of(config.member_tls, "gateway")) as channels,
         open_worker_channels(channels, failed) as workers,
         open_view(channels, config.sites, tokenizers=tokenizers, own=own, failed=failed) as view,
         AsyncExitStack() as stack,

@@ -134,7 +134,7 @@ async def open_kvstore(config: KvStoreConfig, open_device: OpenDevice = open_cud
     """
     metrics = StoreMetrics()
     rules = rules_of(config, metrics.task_failed)
-    member = MemberIdentity.of(config.member_tls)
+    member = MemberIdentity.of(config.member_tls, "store")
     async with open_channels(member) as channels, _open_partitions(config, channels, rules, open_device) as opened:
         partitions, reports, commons = opened
         async with _publishing(config, partitions, commons.hub, rules.failed) as events:

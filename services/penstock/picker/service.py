@@ -128,7 +128,7 @@ class OpenPicker:
 async def open_picker(config: PickerConfig) -> AsyncIterator[OpenPicker]:
     """A picker that serves until the block ends."""
     metrics = PickerMetrics()
-    member = MemberIdentity.of(config.member_tls)
+    member = MemberIdentity.of(config.member_tls, "picker")
     async with open_channels(member) as channels, open_channels() as doors:
         lookout = Lookout(config.router, config.look_s, channels, doors)
         picker = Picker(config, lookout, metrics)

@@ -294,7 +294,7 @@ async def open_router(config: RouterConfig) -> AsyncIterator[Router]:
         max_calls=calls,
         grace=_GRACE_S,
         examine=router.examine,
-        member=MemberIdentity.of(config.member_tls),
+        member=MemberIdentity.of(config.member_tls, "router"),
     ) as server:
         router.address = config.address.at(server.port)
         failed = router.metrics.task_failed

@@ -305,6 +305,29 @@ def test_what_the_authority_refuses(mesh: Mesh, wrong: Callable[[Path], None], f
         wrong(mesh.ca)
 
 
+def test_a_certificate_of_another_role_is_not_taken(tmp_path: Path) -> None:
+    mesh = Mesh(tmp_path)
+    with pytest.raises(ConfigError, match=r"the certificate is of a router, not of a worker$"):
+        MemberIdentity(mesh.issue("router"), "worker")
+    ticks = iter(range(100))
+    member = MemberIdentity(mesh.issue("worker"), "worker", clock=lambda: 10.0 * next(ticks))
+    assert member.own == CallingMember("worker", "worker", frozenset())
+    for name in (CERT, KEY):
+        shutil.copy(tmp_path / "router" / name, tmp_path / "worker")
+    assert (member.look(), member.own.role) == (0, "worker")
+
+
+def test_a_certificate_that_names_nobody_is_not_taken(tmp_path: Path) -> None:
+    """Of another authority, which knows nothing of roles."""
+    mesh = Mesh(tmp_path)
+    where = mesh.issue("worker")
+    for name in (CERT, CA):
+        shutil.copy(mesh.ca / CA, where / name)
+    shutil.copy(mesh.ca / "ca.key", where / KEY)
+    with pytest.raises(ConfigError, match="the certificate is of no member of a mesh"):
+        MemberIdentity(where)
+
+
 def test_keys_are_their_owners(mesh: Mesh) -> None:
     files = [mesh.ca / "ca.key", mesh.issue("worker") / KEY]
     assert [file.stat().st_mode & 0o777 for file in files] == [0o600, 0o600]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from pathlib import Path
 
 import pytest
 from tests.libs.rpc.toy import NAME, Toy, served
 
-from penstock.rpc.server import LIVE
+from penstock.cli import authority
+from penstock.rpc.identity import MemberIdentity
+from penstock.rpc.server import LIVE, serve
 
 
 async def probe(*arguments: str) -> tuple[int | None, str]:
@@ -34,3 +37,19 @@ async def test_nobody_there_and_nobody_meant() -> None:
     assert status == 1 and "127.0.0.1:1: UNAVAILABLE" in error
     status, error = await probe()
     assert status == 2 and error.startswith("usage: ")
+
+
+async def test_a_service_that_asks_for_certificates_is_shown_its_own(tmp_path: Path) -> None:
+    authority.init(directory=tmp_path / "ca")
+    for role in ("worker", "store"):
+        authority.issue(role, role, directory=tmp_path / "ca", out=tmp_path / role)
+    async with serve("127.0.0.1:0", lambda server: None, [], member=MemberIdentity(tmp_path / "worker")) as server:
+        await server.set_serving(True)
+        address = f"127.0.0.1:{server.port}"
+        assert await probe(address, "--member-tls", str(tmp_path / "worker")) == (0, "")
+        assert await probe(address, LIVE, "--member-tls", str(tmp_path / "worker")) == (0, "")
+        for strange in ((), ("--member-tls", str(tmp_path / "store"))):
+            status, error = await probe(address, *strange)
+            assert status == 1 and "UNAVAILABLE" in error
+        status, error = await probe(address, "--member-tls", str(tmp_path))
+        assert status == 2 and "member_tls = " in error

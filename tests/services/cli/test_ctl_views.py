@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from penstock.cli import evicting
+from penstock.cli.asking import DoorAccess
 from penstock.cli.checks import Check, CheckedService, checked_clocks, checked_versions
 from penstock.cli.explanation import show
 from penstock.cli.frames import drawn
+from penstock.errors import InvalidRequest
 from penstock.rpc.checkup import own_version
 from penstock.rpc.shown.figures import SOURCES, Window, frame_of
+from penstock.runtime.addresses import HostPort
 from penstock.v1 import common_pb2, router_pb2
 
 
@@ -219,3 +223,28 @@ def test_an_eviction_that_not_all_answered_is_a_failure(
         shown = capsys.readouterr().out
         assert "3 blocks of t are dropped, 1 of them in use" in shown
         assert ("not all members have answered" in shown) is bool(code)
+
+
+@pytest.mark.parametrize(
+    ("door", "access", "sent"),
+    [
+        ({"address": "127.0.0.1:9"}, {}, True),
+        ({"address": "10.0.0.7:9", "tls": True}, {}, True),
+        ({"address": "10.0.0.7:9"}, {"gateway": "10.0.0.7:9"}, True),
+        ({"address": "10.0.0.7:9"}, {"ca": Path("ca.pem")}, True),
+        ({"address": "10.0.0.7:9"}, {"gateway": "10.0.0.8:9"}, False),
+        ({"address": "10.0.0.7:9"}, {}, False),
+    ],
+)
+def test_a_key_goes_to_no_gateway_in_clear_that_only_a_router_knows(
+    door: dict[str, Any], access: dict[str, Any], sent: bool
+) -> None:
+    if "gateway" in access:
+        access = {"gateway": (HostPort(access["gateway"]),)}
+    where = router_pb2.MeshWatcher(**door)
+    if sent:
+        assert DoorAccess(key="k", **access).metadata(where) == (("authorization", "Bearer k"),)
+    else:
+        with pytest.raises(InvalidRequest, match=r"the key is not sent to 10\.0\.0\.7:9, which speaks no TLS"):
+            DoorAccess(key="k", **access).metadata(where)
+    assert DoorAccess(**access).metadata(where) == ()

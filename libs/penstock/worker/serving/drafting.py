@@ -438,7 +438,7 @@ async def open_drafter(config: WorkerConfig, metrics: WorkerMetrics) -> AsyncIte
             raise ConfigError("draft", config.draft, "must be the service in which the draft head guesses")
         yield None
         return
-    async with open_channels(MemberIdentity.of(config.member_tls)) as channels:
+    async with open_channels(MemberIdentity.of(config.member_tls, "worker")) as channels:
         target = inspect(config.engine.model)
         client = DraftClient(channels.to(config.draft, "draft"), target, layers=_layers(config.engine, target))
         try:

@@ -79,7 +79,7 @@ async def open_elsewhere(
 
     Leave it when no block is brought any more, and before host memory.
     """
-    member = MemberIdentity.of(config.member_tls)
+    member = MemberIdentity.of(config.member_tls, "store")
     async with (
         open_grpc_transport(
             f"store of {config.host_id}", rules.failed, member=member, stall_s=config.stall_s
