@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager, nullcontext, suppress
 from typing import Any, TypeAlias
 
 import grpc
@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from opentelemetry import trace
 from opentelemetry.trace import SpanKind, StatusCode
 
-from penstock.errors import Internal, PenstockError
+from penstock.errors import DeadlineExceeded, Internal, InvalidRequest, PenstockError
 from penstock.rpc.context import REQUEST_ID, read_trace, safe_request_id
 from penstock.rpc.errors import status_code, to_trailers
 from penstock.rpc.parsing import Parser, Requests
@@ -21,6 +21,8 @@ from penstock.runtime.context import request_scope
 from penstock.runtime.telemetry import recording
 
 _QUIET = ("/grpc.health.", "/grpc.reflection.")
+_MOST_QUIET = 32
+"""Calls of these at a time, of a server that strangers reach."""
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Metadata = tuple[tuple[str, Any], ...]
@@ -64,11 +66,20 @@ class InFlight:
 
 
 class ServerInterceptor(grpc.aio.ServerInterceptor):
-    """Wraps every handler; those of health and reflection only get short requests."""
+    """Wraps every handler; those of health and reflection only get short requests.
 
-    def __init__(self, in_flight: InFlight, entrance: CallEntrance = no_entrance) -> None:
+    With `first_s` a call has so many seconds until its first message is there. gRPC itself waits for the message of a
+    unary call before anybody hears of the call, for ever, while it holds one of the server's places; so unary methods
+    are served as streams of one message, and their entrance sees them before it.
+    """
+
+    def __init__(
+        self, in_flight: InFlight, entrance: CallEntrance = no_entrance, *, first_s: float | None = None
+    ) -> None:
         self._in_flight = in_flight
         self._entrance = entrance
+        self._first_s = first_s
+        self._quiet = asyncio.Semaphore(_MOST_QUIET)
         self._log = structlog.get_logger("penstock.rpc")
         self._tracer = trace.get_tracer("penstock")
         self._recording = recording()
@@ -86,10 +97,12 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
             return None
         parser = self._parser(method, handler)
         if method.startswith(_QUIET):
-            return _same(handler, _behaviour(handler), parser.only_short if parser else None)
+            quiet = _behaviour(handler) if self._first_s is None else self._bounded(handler, self._first_s)
+            return _same(handler, quiet, parser.only_short if parser else None, self._first_s)
         metadata: Metadata = tuple(handler_call_details.invocation_metadata or ())
         wrap = self._stream if handler.response_streaming else self._unary
-        return _same(handler, wrap(method, metadata, parser, _behaviour(handler)), parser.short if parser else None)
+        wrapped = wrap(method, metadata, parser, _behaviour(handler))
+        return _same(handler, wrapped, parser.short if parser else None, self._first_s)
 
     def _parser(self, method: str, handler: Any) -> Parser | None:
         """None for a method that takes bytes."""
@@ -98,6 +111,27 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
         if method not in self._parsers:
             self._parsers[method] = Parser(handler.request_deserializer)
         return self._parsers[method]
+
+    def _bounded(self, handler: Any, first_s: float) -> Any:
+        """What health and reflection do, for a few callers at a time: nobody has looked at who they are."""
+        behaviour = _behaviour(handler)
+
+        async def call(given: Any, context: Any) -> Any:
+            if self._quiet.locked():
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"more than {_MOST_QUIET} calls of this kind")
+            async with self._quiet:
+                try:
+                    request = await given.message() if isinstance(given, _First) else given
+                except DeadlineExceeded as error:
+                    await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, error.message)
+                if not handler.request_streaming:
+                    return await behaviour(request, context)
+                with suppress(TimeoutError):  # then the stream ends; a client may open another
+                    async with asyncio.timeout(first_s), aclosing(behaviour(request, context)) as replies:
+                        async for reply in replies:
+                            await context.write(reply)
+
+        return call
 
     def _unary(self, method: str, metadata: Metadata, parser: Parser | None, behaviour: Any) -> Any:
         async def call(request: Any, context: Any) -> Any:
@@ -167,10 +201,40 @@ def _behaviour(handler: Any) -> Any:
     return handler.stream_unary if handler.request_streaming else handler.unary_unary
 
 
-def _same(handler: Any, behaviour: Any, parse: Callable[[bytes], Any] | None) -> Handler:
-    """A handler of the same shape, that does `behaviour`."""
+class _First:
+    """The message of a call that is served as a stream and has one."""
+
+    def __init__(self, requests: AsyncIterator[Any], seconds: float) -> None:
+        self._requests = requests
+        self._seconds = seconds
+
+    async def message(self) -> Any:
+        """Waits for it. Raises DeadlineExceeded, and InvalidRequest for a call without one."""
+        try:
+            async with asyncio.timeout(self._seconds):
+                async for request in self._requests:
+                    return request
+        except TimeoutError:
+            raise DeadlineExceeded(f"send the request within {self._seconds:g} s of the call") from None
+        raise InvalidRequest("the call has no request")
+
+
+def _same(handler: Any, behaviour: Any, parse: Callable[[bytes], Any] | None, first_s: float | None) -> Handler:
+    """A handler that does `behaviour`, of the same shape to its callers."""
+    if first_s is not None and not handler.request_streaming:
+
+        async def first(requests: Any, context: Any) -> Any:
+            return await behaviour(_First(requests, first_s), context)
+
+        make = (
+            grpc.stream_stream_rpc_method_handler
+            if handler.response_streaming
+            else grpc.stream_unary_rpc_method_handler
+        )
+        patient: Handler = make(first, parse, handler.response_serializer)
+        return patient
     if handler.response_streaming:
-        make: Any = (
+        make = (
             grpc.stream_stream_rpc_method_handler if handler.request_streaming else grpc.unary_stream_rpc_method_handler
         )
     else:
@@ -185,7 +249,9 @@ def _same(handler: Any, behaviour: Any, parse: Callable[[bytes], Any] | None) ->
 async def _received(parser: Parser | None, given: Any) -> AsyncIterator[Any]:
     """The request, or the stream of requests, of what grpc hands over. Raises InvalidRequest."""
     if parser is None:
-        yield given
+        yield await given.message() if isinstance(given, _First) else given
+    elif isinstance(given, _First):
+        yield await parser.whole(await given.message())
     elif isinstance(given, bytes | Message):
         yield await parser.whole(given)
     else:

@@ -83,6 +83,7 @@ async def serve(
     entrance: CallEntrance = no_entrance,
     examine: Examine = nothing_more,
     live_names: Sequence[str] = (),
+    first_s: float | None = None,
 ) -> AsyncIterator[RpcServer]:
     """Serves on `address` ("127.0.0.1:0" picks a port) until the block ends, then drains.
 
@@ -95,7 +96,8 @@ async def serve(
     what its role may (`penstock.rpc.methods`); a Unix socket needs none, as its directory says who may enter.
     `entrance` surrounds each call of the servicers, and is entered before a long request of it is parsed. `examine`
     finds out, beside what every server does, whether the place where it runs is fit. `live_names` are further names for
-    LIVE.
+    LIVE. `first_s`, for a server that strangers reach: seconds until the first message of a call has to be there, and
+    health and reflection have a few callers at a time.
     Raises ConfigError when it cannot listen on `address`.
     """
     in_flight = InFlight()
@@ -104,7 +106,7 @@ async def serve(
     if member is not None:
         credentials, entrance = member.server(), by_role
     server = grpc.aio.server(
-        interceptors=[ServerInterceptor(in_flight, entrance)],
+        interceptors=[ServerInterceptor(in_flight, entrance, first_s=first_s)],
         # Without a bound one connection can open so many streams, and reset them, that the process does nothing else.
         options=(
             *_OPTIONS,

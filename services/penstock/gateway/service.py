@@ -53,6 +53,8 @@ from penstock.v1 import gateway_pb2_grpc, router_pb2
 
 _LAST_GRACE_S = 0.5
 """For what is left of a call when the drain is over."""
+_FIRST_S = 10.0
+"""Seconds that a gRPC call of a client has to send its request."""
 _MOST_STREAMS = 64
 """gRPC calls that one connection of a client may have open; more wait at the client."""
 
@@ -161,6 +163,7 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
                 entrance=RpcEntrance(reception),
                 max_calls=config.max_live_requests + 64,
                 max_streams=_MOST_STREAMS,
+                first_s=_FIRST_S,
                 grace=_LAST_GRACE_S,
                 credentials=tls.for_grpc() if tls else None,
                 examine=partial(_examined, config),

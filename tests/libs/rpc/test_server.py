@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -123,6 +124,46 @@ async def _echoing(client: Client, word: bytes) -> Any:
     await stream.write(word)
     assert await stream.read() == word
     return stream
+
+
+async def _never() -> AsyncIterator[bytes]:
+    await asyncio.Event().wait()
+    yield b""
+
+
+async def test_calls_that_send_nothing_hold_no_place() -> None:
+    """Each shape, and health; who calls properly is served meanwhile."""
+    toy = Toy()
+    async with served(toy, first_s=0.3, max_calls=8) as client, open_channels() as others:
+        channel = others.to(f"127.0.0.1:{client.server.port}", "worker")
+        methods = (f"/{NAME}/Ask", f"/{NAME}/Count", "/grpc.health.v1.Health/Check")
+        stuck = [channel.stream_stream(method)(_never()) for method in methods]
+        assert (await client.ask(b"x")).startswith(b" ")
+        assert [await call.code() for call in stuck] == [grpc.StatusCode.DEADLINE_EXCEEDED] * 3
+        assert client.server.in_flight.count == 0
+        assert await health(client) == health_pb2.HealthCheckResponse.SERVING
+        count = client.count(2)
+        assert [await count.read(), await count.read()] == [b"0", b"1"]
+        count.cancel()
+        empty = channel.stream_stream(f"/{NAME}/Ask")(iter(()))
+        assert await empty.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_health_and_reflection_have_a_few_callers_where_strangers_reach_them() -> None:
+    async with served(Toy(), first_s=0.5, max_calls=256) as client, open_channels() as others:
+        channel = others.to(f"127.0.0.1:{client.server.port}", "worker")
+        watching = [
+            health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=NAME)) for _ in range(40)
+        ]
+        read = await asyncio.gather(*(call.read() for call in watching), return_exceptions=True)
+        refused = [one for one in read if isinstance(one, grpc.aio.AioRpcError)]
+        assert len(refused) == 8
+        assert {one.code() for one in refused} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+        assert (await client.ask(b"x")).startswith(b" ")
+        for call in watching:
+            call.cancel()
+        info = channel.stream_stream("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")(_never())
+        assert await info.code() is grpc.StatusCode.OK, "a stream that asks for nothing ends"
 
 
 async def test_a_peer_that_falls_silent_is_gone_after_a_quarter_minute_for_both_sides() -> None:

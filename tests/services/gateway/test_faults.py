@@ -356,8 +356,8 @@ async def test_channels_to_lost_workers_are_closed(opened):
         assert (await ask(setup))[0] == TEXT
         await setup.gateway.reception.admission.idle()
         lost, found = (worker.address for worker in setup.mesh.decodes)
-        assert lost not in channels._open
-        assert found in channels._open
+        assert (lost, "worker") not in channels._open
+        assert (found, "worker") in channels._open
 
 
 async def test_a_stream_without_workers_gets_comments_until_its_deadline(opened):

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import grpc
@@ -103,6 +104,31 @@ async def test_the_task_that_follows_the_file_is_started_again(opened, tmp_path)
                     pass
         failed = setup.gateway.metrics.registry.get_sample_value("penstock_task_failures_total", {"task": "keys"})
         assert failed == 1
+
+
+async def test_connections_without_a_key_hold_no_place(opened, tmp_path):
+    """Six connections with as many calls as each may have open, none of which sends a request: more than all places."""
+    file = key_file(tmp_path / "keys.json", {"right": "a"})
+
+    async def never():
+        await asyncio.Event().wait()
+        yield b""
+
+    async with opened(api_keys=file, server_key=SERVER_KEY) as setup, AsyncExitStack() as stack:
+        address = setup.gateway.grpc_address
+        options = (("grpc.use_local_subchannel_pool", 1),)
+        flood = []
+        for _ in range(6):
+            channel = await stack.enter_async_context(grpc.aio.insecure_channel(address, options))
+            call = channel.stream_stream("/penstock.v1.Gateway/ChatCompletion")
+            flood += [call(never()) for _ in range(64)]
+        async with asyncio.timeout(10):
+            assert {await call.code() for call in flood} == {grpc.StatusCode.UNAUTHENTICATED}
+        channel = await stack.enter_async_context(grpc.aio.insecure_channel(address))
+        models = gateway_pb2_grpc.GatewayStub(channel).ListModels(
+            gateway_pb2.ListModelsRequest(), metadata=(("x-api-key", "right"),), timeout=5
+        )
+        assert (await models).models
 
 
 async def test_both_headers_carry_a_key(opened, tmp_path):
