@@ -12,7 +12,7 @@ import httpx2
 import openai
 import pytest
 
-from penstock.errors import InvalidRequest, Overloaded, Unavailable
+from penstock.errors import Internal, InvalidRequest, Overloaded, Unavailable
 from penstock.v1 import gateway_pb2, gateway_pb2_grpc
 
 HELLO = [{"role": "user", "content": "hi"}]
@@ -112,6 +112,27 @@ async def test_an_error_after_the_first_byte_is_an_event(setup):
     with pytest.raises(openai.APIError, match="no, thank you"):
         async for _ in stream:
             pass
+
+
+async def test_a_request_that_makes_every_worker_fail_ends_soon(setup):
+    """Whoever goes on to try it fails the steps of others, worker after worker."""
+    calls = []
+
+    def breaks(worker, request):
+        calls.append(worker.name)
+        return Internal("the model's logits are not finite numbers")
+
+    setup.script.generate = breaks
+    async with asyncio.timeout(10):
+        with pytest.raises(openai.InternalServerError) as failed:
+            await ask(setup)
+    assert (failed.value.status_code, len(calls)) == (500, 3)
+    assert "finite" not in str(failed.value)
+
+
+async def test_a_worker_with_a_defect_does_not_fail_a_request_that_another_can_do(setup):
+    setup.script.generate = lambda worker, request: Internal("a defect") if worker.name == "decode-0" else None
+    assert (await ask(setup))[0] == TEXT
 
 
 async def test_the_router_refuses(opened):

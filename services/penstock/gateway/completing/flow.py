@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import structlog
 
-from penstock.errors import Overloaded, PenstockError, Unavailable
+from penstock.errors import Internal, Overloaded, PenstockError, Unavailable
 from penstock.gateway.completing.account import ChoiceAccount, TriedPlan
 from penstock.gateway.completing.attempt import Attempt
 from penstock.gateway.request.work import Assignment, ChoiceRequest, Finish, Lost, Reason, Receiver, SampledToken
@@ -27,6 +27,8 @@ _FIRST_REPORT_S, _LONGEST_REPORT_S = 1.0, 8.0
 """Seconds between two reports to the router; twice as many each time."""
 _MOST_NOTED = 16
 """Attempts of one request whose fate is kept."""
+_MOST_DEFECTS = 3
+"""Internal errors of workers, none of which has decoded a token, after which it is the request that causes them."""
 _MOST_AVOIDED = 32
 """Most members that one request avoids: those that failed it last."""
 
@@ -85,6 +87,8 @@ class Flow:
         self._lost_at: float | None = None
         """When the choice lost its workers; None while it has workers."""
         self._pause = _FIRST_PAUSE_S
+        self._defects = 0
+        """How often workers have failed by a defect since one of them decoded a token."""
         self._log = structlog.get_logger("penstock.gateway")
 
     async def run(self) -> Finish:
@@ -100,6 +104,7 @@ class Flow:
                 return ended
             lost = ended
             self._note_loss(lost)
+            self._count_defect(lost)
             self.account.replans += 1
             self._avoid_member(lost)
             self._log.warning("worker failed, replanning", avoid=list(self._avoid), tokens=len(self._tokens))
@@ -144,6 +149,14 @@ class Flow:
         if len(self.account.attempts) == self.account.replans + 1:  # else it was one too many to be noted
             self.account.attempts[-1].lost, self.account.attempts[-1].lost_at = lost, time.perf_counter()
 
+    def _count_defect(self, lost: Lost) -> None:
+        """Raises the error of a request that makes one worker fail after the other, and the steps of others with it."""
+        if not isinstance(lost.error, Internal):
+            return
+        self._defects += 1
+        if self._defects == _MOST_DEFECTS:
+            raise lost.error
+
     async def _wait(self, error: PenstockError) -> None:
         """Waits until another plan may succeed. Raises `error` when that takes too long."""
         now = time.monotonic()
@@ -170,7 +183,7 @@ class Flow:
         if attempt.lost_prefill is not None:
             self._avoid_member(attempt.lost_prefill)
         if attempt.decoded:  # prefill alone would go on for ever, token by token
-            self._lost_at, self._pause = None, _FIRST_PAUSE_S
+            self._lost_at, self._pause, self._defects = None, _FIRST_PAUSE_S, 0
         return ended
 
     async def _report(self, attempt: Attempt) -> None:
