@@ -33,7 +33,7 @@ def promises() -> list[Promise]:
     for line in (DOCS / "promises.md").read_text().splitlines():
         cells = [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
         if len(cells) == 3 and "::" in cells[2]:
-            where = ROOT / cells[0] if cells[0] == "README.md" else DOCS / cells[0]
+            where = ROOT / cells[0] if cells[0] in ("README.md", "SECURITY.md") else DOCS / cells[0]
             rows.append(Promise(where, cells[1], tuple(re.findall(r"`([^`]+)`", cells[2]))))
     return rows
 
