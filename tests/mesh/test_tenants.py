@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from math import log, sqrt
+from random import sample
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -235,3 +238,32 @@ async def test_another_hosts_store(opened) -> None:
         on_host(tenants.mesh, "test-1")
         assert await tenants.cached("b", tokens) == {}
         assert await tenants.cached("a", tokens) == {"remote": TOKENS - BLOCK}
+
+
+async def test_the_time_of_an_answer_tells_nothing_of_others(opened) -> None:
+    """A tenant asks for what another has cached, for what nobody has, and for what it has cached itself. By time it can
+    tell the last from the first two, and these not from each other (Kolmogorov and Smirnov's test of two samples, with
+    a chance of one in ten thousand to be wrong)."""
+    rounds, seconds = 40, {"others": [], "nobodys": [], "own": []}
+    limit = sqrt(-log(0.0001 / 2) / 2) * sqrt(2 / rounds)
+    async with opened(aggregated=True) as tenants:
+        for number in range(-4, rounds):
+            tokens = {kind: prompt(f"timing/{kind}/{number}", 60 * BLOCK) for kind in seconds}
+            await tenants.cached("b", tokens["others"], in_pages=True)
+            await tenants.cached("a", tokens["own"], in_pages=True)
+            for kind in sample(list(seconds), 3):
+                begin = perf_counter()
+                cached = await tenants.cached("a", tokens[kind], in_pages=True)
+                if number >= 0:  # the first ones warm up
+                    seconds[kind].append(perf_counter() - begin)
+                assert bool(cached) is (kind == "own")
+    assert distance(seconds["own"], seconds["nobodys"]) > limit, "the test sees what there is to see"
+    assert distance(seconds["others"], seconds["nobodys"]) < limit
+
+
+def distance(one: list[float], other: list[float]) -> float:
+    """The largest between the two samples' distribution functions."""
+    return max(
+        abs(sum(value <= at for value in one) / len(one) - sum(value <= at for value in other) / len(other))
+        for at in (*one, *other)
+    )

@@ -51,6 +51,7 @@ def test_help_of_the_command_line_imports_no_bench() -> None:
         "paired",
         "router",
         "speculation",
+        "trust",
     ],
 )
 def test_every_bench_has_help(name: str) -> None:

@@ -290,6 +290,22 @@ def operate(options: Options = None, *, part: list[str] | None = None) -> None:
 
 
 @app.command
+def trust(options: Options = None, *, part: list[str] | None = None) -> None:
+    """What guards cost: Unix sockets beside ports, as a client of the mesh sees them.
+
+    Parameters
+    ----------
+    part:
+        Only these: sockets. Default: all.
+    """
+    import uvloop
+
+    from penstock.bench.trust.measure import measure
+
+    _run(lambda quick: measure(quick, part or ()), options, uvloop.new_event_loop)
+
+
+@app.command
 def paired(other: Path, name: str, *, rounds: int = 3, quick: bool = False, json: bool = False) -> None:
     """A bench here and in another checkout, in turns: the ratio of each figure, here : there.
 

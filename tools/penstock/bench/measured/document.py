@@ -25,6 +25,7 @@ from penstock.bench.measured import (
     router,
     scale,
     speculation,
+    trust,
     turns,
 )
 from penstock.bench.measured.results import Results
@@ -46,6 +47,7 @@ _SECTIONS: dict[str, Callable[[Results, Results | None], str]] = {
     "batch": batch.section,
     "scale": scale.section,
     "operate": operate.section,
+    "trust": trust.section,
     "failover": failover.section,
     "evict": evict.section,
     "gpu": gpu.section,
@@ -62,6 +64,7 @@ _LATER = (
     "batch",
     "scale",
     "operate",
+    "trust",
     "failover",
     "gpu",
 )

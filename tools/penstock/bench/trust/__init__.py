@@ -1,0 +1,1 @@
+"""What guards cost: a module for each part of it."""
