@@ -10,8 +10,9 @@ import pytest
 
 from penstock.engine.errors import EngineBusy
 from penstock.engine.request import SamplingParams
+from penstock.rpc.server import serve
 from penstock.testing.mesh import MeshSetup
-from penstock.v1 import common_pb2, decode_pb2, decode_pb2_grpc
+from penstock.v1 import common_pb2, decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
 
 from .support import ask, body_of, prompt, settled, until
 
@@ -74,8 +75,9 @@ async def test_a_call_that_is_torn_down_is_planned_anew(mesh, oracle, http):
         assert (await running).ids == (await oracle(tokens, long)).ids
 
 
-async def generate(mesh, tokens: list[int], **sampling) -> list[int]:
-    """Asks the decode worker itself, as no gateway would; the ids of its tokens."""
+async def generate(mesh, tokens: list[int], handoff: str | None = None, **sampling) -> list[int]:
+    """Asks the decode worker itself, as no gateway would; the ids of its tokens. `handoff` is where the prompt's KV is
+    said to be."""
     values = {"max_tokens": 8, "temperature": 0.0, "top_p": 1.0, "repetition_penalty": 1.0, **sampling}
     request = common_pb2.Request(
         request_id=uuid.uuid4().hex,
@@ -84,7 +86,9 @@ async def generate(mesh, tokens: list[int], **sampling) -> list[int]:
         sampling=common_pb2.Sampling(**values),
     )
     async with grpc.aio.insecure_channel(mesh.decode[0].address) as channel:
-        call = decode_pb2_grpc.DecodeStub(channel).Generate(decode_pb2.GenerateRequest(request=request))
+        source = None if handoff is None else decode_pb2.HandoffSource(address=handoff)
+        asked = decode_pb2.GenerateRequest(request=request, handoff=source)
+        call = decode_pb2_grpc.DecodeStub(channel).Generate(asked)
         return [token.id async for event in call for token in event.tokens]
 
 
@@ -100,6 +104,37 @@ async def test_a_worker_refuses_what_no_gateway_would_ask(mesh, oracle, http, na
         assert f"{name} must be between" in (caught.value.details() or "")
     for tokens, task in zip(requests, served, strict=True):
         assert (await task).ids == (await oracle(tokens, PLAIN)).ids
+
+
+@pytest.mark.parametrize("address", ["", "somewhere", "http://10.0.0.1:80", "127.0.0.1:0", "unix:etc/passwd"])
+async def test_a_worker_connects_to_what_is_an_address(mesh, address):
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await generate(mesh, prompt("odd", 20), handoff=address)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "handoff.address" in (caught.value.details() or "")
+
+
+class _Endless(prefill_pb2_grpc.PrefillServicer):
+    """Hands off a part of a block that has no end."""
+
+    sent = 0
+
+    async def Handoff(self, request, context):
+        while True:
+            yield prefill_pb2.HandoffEvent(tail=bytes(1 << 20))
+            self.sent += 1
+
+
+async def test_a_hand_off_without_an_end_fills_no_memory(mesh, oracle):
+    tokens, endless = prompt("endless", 20), _Endless()
+
+    def register(server):
+        prefill_pb2_grpc.add_PrefillServicer_to_server(endless, server)
+
+    async with serve("127.0.0.1:0", register, []) as server:
+        found = await generate(mesh, tokens, handoff=f"127.0.0.1:{server.port}", ignore_eos=True)
+    assert found == (await oracle(tokens, SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True))).ids
+    assert endless.sent < 20
 
 
 async def test_a_step_that_one_request_breaks_breaks_no_other(mesh, oracle, http, monkeypatch):

@@ -9,6 +9,7 @@ from functools import partial
 import grpc
 
 from penstock.engine.request import Update
+from penstock.rpc.bounds import check_address
 from penstock.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2
 from penstock.worker.convert import (
     cache_to_message,
@@ -56,9 +57,11 @@ class DecodeService(decode_pb2_grpc.DecodeServicer):
         asked, work = order.request, self._worker.work(order)
         metrics, source = self._worker.metrics, None
         if request.HasField("handoff"):
-            channel = self._worker.channels.to(request.handoff.address, "worker")
+            channel = self._worker.channels.to(check_address("handoff.address", request.handoff.address), "worker")
             wanted = prefill_pb2.HandoffRequest(request_id=asked.id, epoch=request.handoff.epoch)
-            source = HandoffPrefix(channel, wanted, work, self._worker.handoffs, left_s, metrics=metrics)
+            size = self._worker.engine.spec.block_bytes
+            costs = self._worker.handoffs
+            source = HandoffPrefix(channel, wanted, work, costs, left_s, block_bytes=size, metrics=metrics)
         first, counted = True, False
         try:
             if self._drafter is not None:

@@ -40,13 +40,15 @@ class HandoffPrefix:
         costs: FetchRates,
         timeout_s: float | None,
         *,
+        block_bytes: int,
         metrics: WorkerMetrics,
     ) -> None:
-        """`costs` learn from this one."""
+        """`costs` learn from this one. `block_bytes` is the most that a part of a block may have."""
         self._stub = prefill_pb2_grpc.PrefillStub(channel)
         self._asked = asked
         self._costs = costs
         self._fetcher = work.fetcher
+        self._block_bytes = block_bytes
         self._fetchable = work.fetchable
         self._timeout_s = timeout_s
         self._metrics = metrics
@@ -79,6 +81,8 @@ class HandoffPrefix:
                     done, heard_at = event.done, time.monotonic()
                 elif kind == "tail":
                     tail += event.tail
+                    if len(tail) > self._block_bytes:
+                        raise HandoffFault("the part of a block is longer than a block")
         finally:
             call.cancel()
         if done is None:
