@@ -106,6 +106,15 @@ async def test_the_task_that_follows_the_file_is_started_again(opened, tmp_path)
         assert failed == 1
 
 
+async def test_the_figures_of_all_tenants_are_for_operators(opened, tmp_path):
+    file = key_file(tmp_path / "keys.json", {"right": "a"}, operators=["ops"])
+    async with opened(api_keys=file, server_key=SERVER_KEY) as setup:
+        async with httpx2.AsyncClient(base_url=setup.url) as http:
+            asked = [await http.get("/metrics", headers={"x-api-key": key}) for key in ("", "right", "ops")]
+    assert [answer.status_code for answer in asked] == [401, 403, 200]
+    assert "vllm:" in asked[2].text
+
+
 async def test_connections_without_a_key_hold_no_place(opened, tmp_path):
     """Six connections with as many calls as each may have open, none of which sends a request: more than all places."""
     file = key_file(tmp_path / "keys.json", {"right": "a"})
@@ -170,7 +179,7 @@ async def test_an_operators_key_generates_nothing(opened, tmp_path):
             assert (await http.get("/v1/models")).status_code == 200
 
 
-OPEN = {"/health", "/healthz", "/readyz", "/metrics", "/openapi.json"}
+OPEN = {"/health", "/healthz", "/readyz", "/openapi.json"}
 """They say nothing of anybody's requests."""
 
 

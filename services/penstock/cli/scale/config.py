@@ -72,6 +72,8 @@ class ScaleConfig:
     """Print decisions and their reasons, and do nothing."""
     gateway_http: Addresses = ()
     """HTTP addresses of gateways, whose /metrics tell of TTFT and ITL. Default: those that the router knows."""
+    key_file: Path | None = None
+    """A file with an operator's key, where gateways ask for keys."""
     ca: Path | None = None
     """The PEM file of the authority that signed the certificates of the gateways, and of the webhook."""
     kubernetes: str = ""

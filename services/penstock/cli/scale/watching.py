@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 
-from penstock.cli.asking import MeshAccess, members, of_first
+import structlog
+
+from penstock.cli.asking import DoorAccess, MeshAccess, members, of_first
 from penstock.cli.scale.actuators.base import Actuator, WorkerPlace
 from penstock.cli.scale.actuators.local import StorePlace
 from penstock.cli.scale.config import ScaleConfig
@@ -16,7 +17,7 @@ from penstock.cli.scale.needs import WorkerPace
 from penstock.cli.scale.state import ROLES, WorkerSeen, WorkRole
 from penstock.cli.scale.web import NoAnswer, call
 from penstock.engine.fit import LinearFit
-from penstock.errors import Refused
+from penstock.errors import InvalidRequest, Refused
 from penstock.rpc.shown.figures import role_of, state_of
 from penstock.v1 import router_pb2
 
@@ -33,6 +34,8 @@ class MeshWatch:
     def __init__(self, config: ScaleConfig) -> None:
         self._config = config
         self.mesh = MeshAccess(router=config.router, member_tls=config.member_tls)
+        self._log = structlog.get_logger("penstock.scale")
+        self._door = DoorAccess(gateway=config.gateway_http, key_file=config.key_file)
         self._done, self._told = Gathered(), Gathered()
         self._judge = Judge()
         self._step = LinearFit((1.0, 16.0))
@@ -116,11 +119,20 @@ class MeshWatch:
         """Sums of what all gateways have counted; those that do not answer add nothing new."""
         tls = {one.http_address: one.tls for one in found.gateways}
         addresses: Sequence[str] = self._config.gateway_http or [*tls]
-        texts = await asyncio.gather(
-            *(_metrics(address, tls=tls.get(address, False), ca=self._config.ca) for address in addresses)
-        )
+        texts = await asyncio.gather(*(self._metrics(address, tls=tls.get(address, False)) for address in addresses))
         pairs = zip(addresses, texts, strict=True)
         return self._told.add({address: figures(text, self.model) for address, text in pairs if text})
+
+    async def _metrics(self, address: str, *, tls: bool) -> str:
+        """What a gateway has counted, in Prometheus' form; empty where it does not say so."""
+        url = f"http{'s' * tls}://{address}/metrics"
+        try:
+            headers = dict(self._door.metadata(router_pb2.MeshWatcher(address=address, tls=tls)))
+            answer = await call(url, headers=headers, ca=self._config.ca, timeout_s=_METRICS_S)
+        except (NoAnswer, InvalidRequest) as error:
+            self._log.debug("a gateway does not say what it has counted", gateway=address, reason=str(error))
+            return ""
+        return answer.body.decode(errors="replace") if answer.status == 200 else ""
 
     def _pace(self, workers: Sequence[router_pb2.JoinedMember]) -> WorkerPace:
         rates = [one.prefill_tokens_per_s for one in workers if one.prefill_tokens_per_s > 0]
@@ -148,11 +160,3 @@ def _done(member: router_pb2.JoinedMember) -> dict[str, float]:
 
 def _role(member: router_pb2.JoinedMember) -> WorkRole:
     return "prefill" if member.role == router_pb2.ROLE_PREFILL else "decode"
-
-
-async def _metrics(address: str, *, tls: bool, ca: Path | None) -> str:
-    try:
-        answer = await call(f"http{'s' * tls}://{address}/metrics", ca=ca, timeout_s=_METRICS_S)
-    except NoAnswer:
-        return ""
-    return answer.body.decode(errors="replace") if answer.status == 200 else ""

@@ -18,7 +18,7 @@ from penstock.gateway.api.openai.shapes import error_json, openai_model
 from penstock.gateway.api.openapi.document import document
 from penstock.gateway.completing.completer import Completer
 from penstock.gateway.completing.threads import THREAD_FROM
-from penstock.gateway.door.operating import past_request
+from penstock.gateway.door.operating import check_operator, past_request
 from penstock.gateway.door.reception import Reception
 from penstock.gateway.door.reply import JSON
 from penstock.gateway.door.uploads import Uploads
@@ -85,8 +85,9 @@ class Pages:
         ready = self._ready
         return Response(b"ready\n" if ready else b"not ready\n", 200 if ready else 503, media_type="text/plain")
 
-    async def metrics(self, _request: Request) -> Response:
-        """Prometheus' text format."""
+    async def metrics(self, request: Request) -> Response:
+        """Prometheus' text format, for operators: the figures are those of all tenants."""
+        check_operator(self._reception, request.headers)
         return Response(self._reception.metrics.text(), headers={"content-type": CONTENT_TYPE})
 
     @property

@@ -104,7 +104,7 @@ OPERATIONS = (
     Operation("get", "/health", "Whether a request would succeed", answers.HealthAnswer, open=True),
     Operation("get", "/healthz", "Answers while the process runs", open=True),
     Operation("get", "/readyz", "Whether a request would succeed", open=True),
-    Operation("get", "/metrics", "Metrics, in Prometheus' form", open=True),
+    Operation("get", "/metrics", "Metrics, in Prometheus' form"),
 )
 _ABOUT = """OpenAI's Chat Completions, Completions and Responses, Anthropic's Messages, and what belongs to them.
 
