@@ -17,6 +17,7 @@ from penstock.gateway.accounts.admission import Admission
 from penstock.gateway.accounts.auth import load_auth
 from penstock.gateway.accounts.ledger import open_ledger
 from penstock.gateway.accounts.limiter import Limiter
+from penstock.gateway.accounts.pot import TenantPot
 from penstock.gateway.accounts.sharing import sharing
 from penstock.gateway.accounts.terms import read_terms
 from penstock.gateway.api.responses.opening import open_responses
@@ -92,7 +93,6 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
     terms = read_terms(config.terms)
     metrics = GatewayMetrics()
     failed = metrics.task_failed
-    admission = Admission(config.max_live_requests, metrics)
     started = int(time.time())
     tokenizers = {source.name: source.model.fingerprint for source in sources}
     own: asyncio.Future[router_pb2.MeshWatcher] = asyncio.get_running_loop().create_future()
@@ -112,6 +112,9 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
         ]
         with open_threads() as threads:
             limiter = Limiter(terms, ledger.spent_today)
+            several = auth.ring is not None
+            places = TenantPot(config.max_live_requests, several=several, weight=limiter.weight)
+            admission = Admission(places, metrics)
             await stack.enter_async_context(sharing(limiter, ledger, failed))
             sites = Sites(channels, view, spill_s=config.spill_s, spilled=metrics.spill)
             shared = SharedParts(

@@ -12,6 +12,7 @@ import pytest
 from penstock.errors import Overloaded, RateLimited
 from penstock.gateway.accounts.admission import Admission
 from penstock.gateway.accounts.limiter import Limiter
+from penstock.gateway.accounts.pot import TenantPot
 from penstock.gateway.accounts.terms import Limits, Terms
 from penstock.runtime.metrics import GatewayMetrics
 from penstock.testing.keys import key_file
@@ -91,18 +92,18 @@ def test_a_refused_request_takes_nothing():
 
 
 def test_a_place_is_free_before_everything_is_cleared_away_but_not_without_bound():
-    admission = Admission(2, GatewayMetrics())
+    admission = Admission(TenantPot(2, several=False), GatewayMetrics())
     with ExitStack() as stack:
         for _ in range(4):
-            leave = stack.enter_context(admission.one())
+            leave = stack.enter_context(admission.one("t"))
             assert admission.live == 1 and not admission._idle.is_set()
             leave()
             leave()
             assert admission.live == 0 and not admission._idle.is_set()
-        with pytest.raises(Overloaded), admission.one():
+        with pytest.raises(Overloaded), admission.one("t"):
             pass
     assert admission.live == 0 and admission._idle.is_set()
-    with admission.one(), admission.one(), pytest.raises(Overloaded), admission.one():
+    with admission.one("t"), admission.one("t"), pytest.raises(Overloaded), admission.one("t"):
         pass
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 
 import grpc
 import httpx2
@@ -224,3 +225,24 @@ async def test_a_flood_of_refusals_is_bounded_and_pushes_out_nothing_that_ran(te
     refused = tenants.gateway.reception.refusals.past
     assert len(refused) == 256 and refused.bytes < 256 * 1024
     assert (await record(http, "ran", "one"))["status"] == "completed" and await record(http, "r0", "one") == {}
+
+
+async def test_one_tenants_slow_connections_leave_room_for_another(opened, http, tmp_path):
+    """More bodies that never come than there are places: the other tenant is served at once."""
+    write_keys(tmp_path / "keys.json", [new_key("a", key="one")[1], new_key("b", key="two")[1], OPERATOR])
+    settings = {"api_keys": tmp_path / "keys.json", "server_key": "ab" * 16, "max_live_requests": 16}
+    async with opened(**settings, api_key="one") as setup, AsyncExitStack() as stack:
+        host, port = setup.gateway.address.split(":")
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\nx-api-key: one\r\ncontent-length: 100\r\n\r\n{{"
+        readers = []
+        for _ in range(20):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            stack.callback(writer.close)
+            writer.write(head.encode())
+            readers.append(reader)
+        refused = [await readers[number].readline() for number in range(14, 20)]
+        assert refused == [b"HTTP/1.1 503 Service Unavailable\r\n"] * 6
+        assert setup.gateway.reception.admission.live == 14
+        http.base_url = setup.url
+        answers = await asyncio.gather(*(http.post(CHAT, json=BODY, headers=KEYS["two"], timeout=5) for _ in range(2)))
+        assert [answer.status_code for answer in answers] == [200, 200]

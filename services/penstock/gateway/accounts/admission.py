@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 from penstock.errors import Overloaded, PenstockError
+from penstock.gateway.accounts.pot import TenantPot
 from penstock.rpc.interceptors import ReaderGone
 from penstock.runtime.metrics import GatewayMetrics
 
@@ -20,12 +21,10 @@ class ClientGone(Exception):
 class Admission:
     """Counts the live and the ended requests of both doors together."""
 
-    def __init__(self, most: int, metrics: GatewayMetrics) -> None:
-        self.live = 0
-        """Requests that have a place."""
+    def __init__(self, places: TenantPot, metrics: GatewayMetrics) -> None:
+        self._places = places
         self._here = 0
-        """Those that have left theirs and are being cleared away, too."""
-        self._most = most
+        """Requests that have a place, and those that have left theirs and are being cleared away."""
         self._metrics = metrics
         self._idle = asyncio.Event()
         self._idle.set()
@@ -42,20 +41,25 @@ class Admission:
         finally:
             self._metrics.requests.labels(outcome).inc()
 
+    @property
+    def live(self) -> int:
+        """Requests that have a place."""
+        return self._places.used
+
     @contextmanager
-    def one(self) -> Iterator[Callable[[], None]]:
+    def one(self, tenant: str) -> Iterator[Callable[[], None]]:
         """Admits one request for the length of the block. Its place is free when what this gives is called: before the
         client can know that its request has ended, and send the next. Raises Overloaded at once when there is no
         room."""
-        if self.live >= self._most or self._here >= 2 * self._most:
-            what = f"the gateway is running {self._most} requests and cannot accept more; try again later"
+        if self._here >= 2 * self._places.most or not self._places.take(tenant):
+            what = f"the gateway is running {self.live} requests and cannot accept more of yours; try again later"
             raise Overloaded(what, code="overloaded", retry_after=1)
         self._here += 1
         self._idle.clear()
-        self._set(self.live + 1)
+        self._metrics.live.set(self.live)
         try:
             with ExitStack() as place:
-                place.callback(lambda: self._set(self.live - 1))
+                place.callback(self._leave, tenant)
                 yield place.close
         finally:
             self._here -= 1
@@ -66,9 +70,9 @@ class Admission:
         """Returns when no request runs, and nothing of one is left."""
         await self._idle.wait()
 
-    def _set(self, live: int) -> None:
-        self.live = live
-        self._metrics.live.set(live)
+    def _leave(self, tenant: str) -> None:
+        self._places.give_back(tenant)
+        self._metrics.live.set(self.live)
 
 
 def _outcome(error: BaseException) -> str:

@@ -64,7 +64,7 @@ class Counting:
             return Response(status_code=400)  # the client has left and reads no response
 
     async def _tokenize(self, request: Request, tenant: str) -> Json:
-        body, prompt = await self._read(request, read_tokenize)
+        body, prompt = await self._read(request, tenant, read_tokenize)
         model = self._models.of(body.model)
         tokens = model.tokens
         ids = list(await tokens.of(prompt, tenant, special=body.add_special_tokens is not False))
@@ -76,24 +76,25 @@ class Counting:
         }
 
     async def _detokenize(self, request: Request, tenant: str) -> Json:
-        body = await self._read(request, read_detokenize)
+        body = await self._read(request, tenant, read_detokenize)
         return {"prompt": await self._models.of(body.model).tokens.text(body.tokens)}
 
     async def _count(self, request: Request, tenant: str) -> Json:
-        model, prompt = await self._read(request, count_prompt)
+        model, prompt = await self._read(request, tenant, count_prompt)
         return {"input_tokens": len(await self._models.of(model).tokens.of(prompt, tenant))}
 
     async def _input_tokens(self, request: Request, tenant: str) -> Json:
-        async with self._uploads.body(request.headers, request.receive, self._reception.config.max_body_bytes) as body:
+        most = self._reception.config.max_body_bytes
+        async with self._uploads.body(tenant, request.headers, request.receive, most) as body:
             ask = (await inquiry_of(self._reception, self._responses, body, tenant)).ask
         model = self._models.of(ask.model)
         [prompt] = ask.prompts
         assert isinstance(prompt, Conversation)
         return {"object": "response.input_tokens", "input_tokens": len(await model.tokens.of(prompt, tenant))}
 
-    async def _read(self, request: Request, read: Callable[[bytes, list[str] | None], Value]) -> Value:
+    async def _read(self, request: Request, tenant: str, read: Callable[[bytes, list[str] | None], Value]) -> Value:
         config = self._reception.config
         ignored: list[str] | None = [] if config.unknown_fields == "warn" else None
-        async with self._uploads.body(request.headers, request.receive, config.max_body_bytes) as body:
+        async with self._uploads.body(tenant, request.headers, request.receive, config.max_body_bytes) as body:
             size = len(body) if len(body) >= _THREAD_BODY else 0
             return await self._reception.threads.run(partial(read, body, ignored), size)

@@ -71,7 +71,7 @@ class FilingPages:
             return _json(await desk.page(tenant, request.query_params))
         ignored: list[str] | None = [] if self._reception.config.unknown_fields == "warn" else None
         try:
-            async with self._uploads.body(request.headers, request.receive, _BATCH_BYTES) as body:
+            async with self._uploads.body(tenant, request.headers, request.receive, _BATCH_BYTES) as body:
                 asked = read_batch(body, ignored)
         except ClientGone:
             return Response(status_code=400)  # the client has left and reads no response

@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 from penstock.errors import Internal, PenstockError, RateLimited, forget_way
 from penstock.gateway.accounts.admission import ClientGone
 from penstock.gateway.accounts.auth import session_digest
+from penstock.gateway.accounts.pot import TenantPot
 from penstock.gateway.api.inquiry import Api, Inquiry, Shape
 from penstock.gateway.completing.completion import Caller, Completion
 from penstock.gateway.completing.explaining import explanation, wants_plan
@@ -54,7 +55,8 @@ def application(reception: Reception) -> Entrance:
 
 def routes(reception: Reception) -> list[Route]:
     """Every endpoint but those of the console; the OpenAPI document names them too."""
-    uploads = Uploads(reception.config.max_upload_bytes)
+    several, weight = reception.auth.ring is not None, reception.limiter.weight
+    uploads = Uploads(TenantPot(reception.config.max_upload_bytes, several=several, weight=weight))
     pages = Pages(reception, uploads)
     stored = ResponsePages(reception)
     counting = Counting(reception, uploads)
@@ -142,7 +144,7 @@ class Generate:
     async def _inquiry(self, headers: Headers, receive: Receive, tenant: str, reply: Reply) -> Inquiry:
         config = self._reception.config
         ignored: list[str] | None = [] if config.unknown_fields == "warn" else None
-        async with self._uploads.body(headers, receive, config.max_body_bytes) as body:
+        async with self._uploads.body(tenant, headers, receive, config.max_body_bytes) as body:
             inquiry = await inquiry_of(self._reception, self._api, body, tenant, ignored)
         reply.ignored(ignored or ())
         return inquiry

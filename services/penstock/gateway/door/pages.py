@@ -58,7 +58,7 @@ class Pages:
         """POST /v1/sessions/hint"""
         tenant = self._reception.auth.tenant(request.headers)
         try:
-            async with self._uploads.body(request.headers, request.receive, _HINT_BYTES) as body:
+            async with self._uploads.body(tenant, request.headers, request.receive, _HINT_BYTES) as body:
                 hint = session_hint(body)
         except ClientGone:
             return Response(status_code=400)  # the client has left and reads no response

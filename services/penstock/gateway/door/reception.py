@@ -65,6 +65,6 @@ class Reception:
     def _admitted(self, tenant: str, arrival: Arrival) -> Iterator[None]:
         """A place among the tenant's requests, and one among all; who is refused has taken neither."""
         self.limiter.check(tenant)
-        with self.admission.one() as leave, self.limiter.one(tenant) as leave_tenant:
+        with self.admission.one(tenant) as leave, self.limiter.one(tenant) as leave_tenant:
             arrival.places = (leave, leave_tenant)
             yield

@@ -12,6 +12,7 @@ from starlette.types import Message, Receive
 
 from penstock.errors import DeadlineExceeded, InvalidRequest, Overloaded, TooLarge, UnsupportedEncoding
 from penstock.gateway.accounts.admission import ClientGone
+from penstock.gateway.accounts.pot import TenantPot
 
 _GZIP = ("gzip", "x-gzip")
 _ENCODINGS = ("", "identity", *_GZIP)
@@ -24,14 +25,12 @@ BODY_S = 30.0
 class Uploads:
     """Reads bodies; one per gateway."""
 
-    def __init__(self, most: int) -> None:
-        """`most` is the number of bytes that all bodies together may have at one time."""
-        self._most = most
-        self.bytes = 0
-        """Bytes of all bodies that are held now."""
+    def __init__(self, room: TenantPot) -> None:
+        """`room` is for the bytes of all bodies together at one time."""
+        self._room = room
 
     @asynccontextmanager
-    async def body(self, headers: Headers, receive: Receive, most: int) -> AsyncIterator[bytes]:
+    async def body(self, tenant: str, headers: Headers, receive: Receive, most: int) -> AsyncIterator[bytes]:
         """One body of at most `most` bytes, which counts until the block ends.
 
         A body that is compressed by gzip is bounded as it is sent and as it is decoded. Raises TooLarge as soon as that
@@ -45,7 +44,7 @@ class Uploads:
         declared = headers.get("content-length", "")
         if declared.isdigit() and int(declared) > most:
             raise _too_large(most)
-        pieces: list[bytes] = []
+        pieces = _Pieces(self._room, tenant)
         try:
             try:
                 async with asyncio.timeout(BODY_S):
@@ -54,11 +53,11 @@ class Uploads:
                         await self._inflate(pieces, most)
             except TimeoutError:
                 raise DeadlineExceeded("the body took too long to arrive", code="timeout") from None
-            yield pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            yield pieces.whole()
         finally:
-            self._give_back(pieces)
+            pieces.drop()
 
-    async def _read(self, receive: Receive, pieces: list[bytes], most: int) -> None:
+    async def _read(self, receive: Receive, pieces: _Pieces, most: int) -> None:
         size, more = 0, True
         while more:
             message: Message = await receive()
@@ -68,34 +67,51 @@ class Uploads:
             size += len(piece)
             if size > most:
                 raise _too_large(most)
-            self._take(piece, pieces)
+            pieces.take(piece)
             more = message.get("more_body", False)
 
-    async def _inflate(self, pieces: list[bytes], most: int) -> None:
+    async def _inflate(self, pieces: _Pieces, most: int) -> None:
         """Puts the decoded body in place of the sent one."""
-        sent, size = b"".join(pieces), 0
-        self._give_back(pieces)
+        sent, size = pieces.whole(), 0
+        pieces.drop()
         try:
             for piece in _decoded(sent):
                 size += len(piece)
                 if size > most:
                     raise _too_large(most)
-                self._take(piece, pieces)
+                pieces.take(piece)
                 await asyncio.sleep(0)  # others have their turn between steps
         except zlib.error:
             what = "content-encoding: the body is not valid gzip"
             raise InvalidRequest(what, field="content-encoding") from None
 
-    def _take(self, piece: bytes, pieces: list[bytes]) -> None:
-        if self.bytes + len(piece) > self._most:
+
+class _Pieces:
+    """Those of one body."""
+
+    def __init__(self, room: TenantPot, tenant: str) -> None:
+        self._room = room
+        self._tenant = tenant
+        self._pieces: list[bytes] = []
+
+    def take(self, piece: bytes) -> None:
+        """One more. Raises Overloaded when there is no room for it."""
+        if not piece:
+            return
+        if not self._room.take(self._tenant, len(piece)):
             what = "the gateway is receiving too many long bodies; try again later"
             raise Overloaded(what, code="overloaded", retry_after=1)
-        pieces.append(piece)
-        self.bytes += len(piece)
+        self._pieces.append(piece)
 
-    def _give_back(self, pieces: list[bytes]) -> None:
-        self.bytes -= sum(map(len, pieces))
-        pieces.clear()
+    def whole(self) -> bytes:
+        """All of them."""
+        return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+
+    def drop(self) -> None:
+        """They count no more."""
+        if size := sum(map(len, self._pieces)):
+            self._room.give_back(self._tenant, size)
+        self._pieces.clear()
 
 
 def _decoded(sent: bytes) -> Iterator[bytes]:
