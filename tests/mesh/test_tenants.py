@@ -133,7 +133,7 @@ async def test_nvme(opened, tmp_path) -> None:
 async def test_gpu(opened) -> None:
     """Over a twin of a device: the blocks are there and nowhere else."""
     tokens = prompt("gpu", TOKENS)
-    config = KvStoreConfig(host_bytes=3 << 20, gpu_bytes=2 << 20, host_id="test")
+    config = KvStoreConfig(host_bytes=3 << 20, gpu_bytes=2 << 20, host_id="test", tenant_share=1.0)
     async with open_kvstore(config, TwinDevice) as store, opened(kvstore=store.address) as tenants:
         keys = tenants.keys("a", tokens)
         for _ in range(2):

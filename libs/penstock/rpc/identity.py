@@ -13,12 +13,12 @@ import re
 import ssl
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import grpc
 import structlog
@@ -181,20 +181,28 @@ class MemberIdentity:
     def _read(self) -> tuple[_Files, CallingMember]:
         """The files, and whom they name. Raises OSError, of which SSLError is one: they do not fit together; or
         ValueError: they are of no such member."""
-        from cryptography import x509  # takes a while
-
-        ca, cert, key = (self._directory / name for name in (CA, CERT, KEY))
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(cert, key)
-        context.load_verify_locations(ca)
-        files = _Files(ca.read_bytes(), cert.read_bytes(), key.read_bytes())
-        said = x509.load_pem_x509_certificate(files.cert).extensions
-        alternative = (one.value for one in said if isinstance(one.value, x509.SubjectAlternativeName))
-        own = _named([str(name.value) for names in alternative for name in names])
+        paths = [self._directory / name for name in (CA, CERT, KEY)]
+        own = _named(_names(*paths))
         if own is None or own.role != (self._role or own.role):
             found = "no member of a mesh" if own is None else f"a {own.role}"
             raise ValueError(f"the certificate is of {found}, not of a {self._role or 'member'}")
-        return files, own
+        return _Files(*(path.read_bytes() for path in paths)), own
+
+
+def _names(ca: Path, cert: Path, key: Path) -> list[str]:
+    """Those of a certificate, as somebody finds them who believes `ca` and whom its holder has shown it. Raises
+    OSError, of which SSLError is one: nobody believes it, or the key is not its own."""
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    server.load_cert_chain(cert, key)
+    client.load_verify_locations(ca)
+    client.check_hostname = False
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    holder, other = server.wrap_bio(there, back, server_side=True), client.wrap_bio(back, there)
+    for side in (other, holder, other):  # hello; hello, certificate, proof; that is all that the other needs
+        with suppress(ssl.SSLWantReadError):
+            side.do_handshake()
+    shown: Any = other.getpeercert() or {}
+    return [str(name) for _, name in shown.get("subjectAltName", ())]
 
 
 def _why(error: Exception) -> str:

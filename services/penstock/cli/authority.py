@@ -16,14 +16,18 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from cyclopts import App, Parameter
 
 from penstock.rpc.identity import CA, CERT, KEY, ROLES, MemberRole, role_host, role_uri
 from penstock.runtime.config import ConfigError
+
+try:
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+except ImportError as error:
+    raise ConfigError("ca", "", "needs the package cryptography: pip install 'penstock[ca]'") from error
 
 app = App(name="ca", help="Makes the certificates by which the members of a mesh know each other.")
 

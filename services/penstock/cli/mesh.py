@@ -406,8 +406,7 @@ def _tiers(options: MeshOptions, models: Sequence[_Model]) -> Iterator[str]:
         yield from ("--nvme-bytes", format_size(options.kv_nvme_bytes))
     if options.kv_gpu_bytes:
         yield from ("--gpu-bytes", format_size(options.kv_gpu_bytes))
-    if options.engine.tenant_share < 1:
-        yield from ("--tenant-share", str(options.engine.tenant_share))
+    yield from ("--tenant-share", str(options.engine.tenant_share))
 
 
 def _drafts(options: MeshOptions, models: Sequence[_Model], store: SocketAddress) -> Iterator[ChildSpec]:

@@ -317,15 +317,15 @@ def test_a_certificate_of_another_role_is_not_taken(tmp_path: Path) -> None:
     assert (member.look(), member.own.role) == (0, "worker")
 
 
-def test_a_certificate_that_names_nobody_is_not_taken(tmp_path: Path) -> None:
-    """Of another authority, which knows nothing of roles."""
-    mesh = Mesh(tmp_path)
-    where = mesh.issue("worker")
-    for name in (CERT, CA):
-        shutil.copy(mesh.ca / CA, where / name)
-    shutil.copy(mesh.ca / "ca.key", where / KEY)
+def test_a_certificate_that_names_nobody_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of another authority, which knows nothing of roles; and one that nobody believes."""
+    mesh, other = Mesh(tmp_path), Mesh(tmp_path / "other")
+    monkeypatch.setattr(authority, "role_uri", lambda role, name: f"https://{role}.example/{name}")
     with pytest.raises(ConfigError, match="the certificate is of no member of a mesh"):
-        MemberIdentity(where)
+        MemberIdentity(mesh.issue("worker"))
+    shutil.copy(other.ca / CA, mesh.issue("worker"))
+    with pytest.raises(ConfigError, match="certificate verify failed"):
+        MemberIdentity(tmp_path / "worker")
 
 
 def test_keys_are_their_owners(mesh: Mesh) -> None:

@@ -625,8 +625,9 @@ def test_the_store_is_told_its_tiers(tmp_path: Path) -> None:
         "--nvme-bytes",
         "9MiB",
     )
-    assert with_disk[-8:] == tiers
-    assert told["kvstore"][-4:] == ("--host-bytes", "1GiB", "--draft-bytes", "128MiB")
+    share = ("--tenant-share", "0.5")
+    assert with_disk[-10:] == (*tiers, *share)
+    assert told["kvstore"][-6:] == ("--host-bytes", "1GiB", "--draft-bytes", "128MiB", *share)
 
 
 def test_a_draft_that_is_no_model_is_refused(tmp_path: Path) -> None:
