@@ -13,7 +13,8 @@ ROOT = Path(__file__).parents[1]
 ROOTS = ("libs", "services", "tools")
 SOURCES = sorted(path for part in (*ROOTS, "loadtest") for path in (ROOT / part).rglob("*.py"))
 FORBIDDEN_CALLS = {"eval", "exec", "pickle.load", "pickle.loads", "torch.load", "yaml.load", "os.system", "os.popen"}
-FORBIDDEN_IMPORTS = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal"}
+FORBIDDEN_CALLS |= {"yaml.unsafe_load", "yaml.full_load", "joblib.load", "numpy.load", "np.load"}
+FORBIDDEN_IMPORTS = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal", "joblib"}
 
 
 def test_penstock_is_a_namespace_over_three_roots() -> None:

@@ -71,6 +71,8 @@ async def test_a_session_through_the_official_client_and_a_clean_end():
             assert usages[0].prompt_tokens_details.cached_tokens == 0
             assert usages[1].prompt_tokens_details.cached_tokens > 0.5 * usages[0].prompt_tokens
         children = psutil.Process(process.pid).children(recursive=True)
+        doors = [door.laddr for child in children for door in child.net_connections("inet") if door.status == "LISTEN"]
+        assert ({door.ip for door in doors}, len(doors)) == ({"127.0.0.1"}, 2), "clients' doors, and no other"
         assert len(children) > 6, "what renders templates and tries grammars ends too"
         process.send_signal(signal.SIGINT)
         async with asyncio.timeout(30):

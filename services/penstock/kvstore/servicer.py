@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from penstock.errors import InvalidRequest
+from penstock.errors import InvalidRequest, Overloaded
 from penstock.kv.bounds import check_key, check_keys, check_namespace, keys_of
 from penstock.kv.bytes import bulk
 from penstock.kv.bytes.pieces import packed
@@ -62,6 +62,10 @@ _STATE = {
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
+_MOST_LISTENERS = 16
+"""Streams of Events: each has a copy of all keys, and one of the places for calls."""
+
+
 class Servicer(kvstore_pb2_grpc.KvStoreServicer):
     """One method per rpc; see the proto for their contracts."""
 
@@ -79,6 +83,8 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
         self._parts = partitions
         self._sessions = sessions
         self._hub = hub
+        self._listening = 0
+        """Streams of Events."""
         self._neighbours = neighbours
         self._config = config
         self._reports = reports
@@ -279,9 +285,15 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
     async def Events(
         self, request: kvstore_pb2.EventsRequest, context: Context
     ) -> AsyncIterator[common_pb2.BlockEvents]:
-        with self._hub.subscribe() as subscriber:
-            while (change := await subscriber.next()) is not None:
-                yield events_message(change)
+        if self._listening == _MOST_LISTENERS:
+            raise Overloaded(f"{_MOST_LISTENERS} others hear the store's events already", retry_after=1)
+        self._listening += 1
+        try:
+            with self._hub.subscribe() as subscriber:
+                while (change := await subscriber.next()) is not None:
+                    yield events_message(change)
+        finally:
+            self._listening -= 1
 
     async def Announce(self, request: kvstore_pb2.AnnounceRequest, context: Context) -> kvstore_pb2.AnnounceResponse:
         check_short_name("address", request.address)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from concurrent.futures import Executor
 from typing import Any
 
@@ -177,6 +178,45 @@ async def test_too_many_clients_are_turned_away() -> None:
     async with open_kvstore(settings(max_clients=1)) as store, raw(store.address) as one:
         await one.attach()
         assert (await refused(one.attach()))[0] == "RESOURCE_EXHAUSTED"
+
+
+async def test_who_reserves_and_writes_nothing_pushes_out_a_part_alone() -> None:
+    """A quarter of all blocks; the others stay where they are."""
+    kept, flood = puts(512), puts(400, chain="flood")
+    async with open_kvstore(settings(blocks=512)) as store, raw(store.address) as one, raw(store.address) as other:
+        await one.attach()
+        for begin in range(0, 512, 64):
+            part = kept[begin : begin + 64]
+            await one.commit(part, (await one.reserve(part)).blocks)
+        await other.attach()
+        answers = (await other.reserve(flood)).blocks
+        states = [answer.state for answer in answers]
+        assert states == [kvstore_pb2.Reservation.STATE_WRITE] * 128 + [kvstore_pb2.Reservation.STATE_FULL] * 272
+        assert await one.lookup([block.key for block in kept]) == 512 - 128
+        await other.commit(flood[:64], answers[:64])
+        more = puts(200, chain="more")
+        states = [answer.state for answer in (await other.reserve(more)).blocks]
+        assert states.count(kvstore_pb2.Reservation.STATE_WRITE) == 64, "what is written counts no more"
+
+
+async def test_a_few_may_listen_to_events() -> None:
+    async with open_kvstore(settings()) as store, raw(store.address) as one:
+        await one.attach()
+        heard = [one.stub.Events(kvstore_pb2.EventsRequest()) for _ in range(16)]
+        for call in heard:
+            await call.read()
+        assert (await refused(one.stub.Events(kvstore_pb2.EventsRequest()).read()))[0] == "RESOURCE_EXHAUSTED"
+        assert await one.lookup([]) == 0
+        heard[0].cancel()
+        async with asyncio.timeout(5):
+            while True:
+                try:
+                    await one.stub.Events(kvstore_pb2.EventsRequest()).read()
+                    break
+                except grpc.aio.AioRpcError:
+                    pass
+        for call in heard:
+            call.cancel()
 
 
 async def test_stats_on_the_wire_are_the_tables() -> None:

@@ -46,6 +46,8 @@ class Style:
     """What a silent stream gets; clients skip it."""
     last: bytes = b""
     """The end of every stream."""
+    resumes: bool = True
+    """Whether a stream that has broken off can be gone on with: its events don't count each other."""
     id_header: str = "x-request-id"
     """The header in which clients look for the request's id, besides x-request-id."""
 

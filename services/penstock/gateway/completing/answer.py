@@ -64,6 +64,7 @@ class Answer:
         if self.ended:
             return delta
         self.tokens += 1
+        delta.upto = self.tokens
         if self._keep_ids:
             delta.add_id(token.id)
         if not self._verbatim and self._parser is not None and self._parser.reasoning:
@@ -79,7 +80,7 @@ class Answer:
 
     def finish(self, reason: str) -> Delta:
         """Ends the choice for `reason` and returns its last delta."""
-        delta = Delta(self.choice)
+        delta = Delta(self.choice, upto=self.tokens + 1)
         if not self.ended:
             self._show(self._text.finish(), delta)
         if self._parser is not None and not self.ended:

@@ -34,6 +34,7 @@ from penstock.gateway.completing.flow import Flow
 from penstock.gateway.completing.heard import Heard
 from penstock.gateway.completing.past import PastRequests
 from penstock.gateway.completing.prompts import Naming, Prepared, opening, prepare, weight
+from penstock.gateway.completing.repeating import request_parts, resume_point
 from penstock.gateway.completing.threads import Threads
 from penstock.gateway.completing.tokens import Tokens
 from penstock.gateway.completing.tracing import trace_request
@@ -150,6 +151,10 @@ class Completer:
             account=self._count,
         )
         self._add_choices(completion, prompts, naming, grammars)
+        if caller.repeat is not None:
+            ids = [prompt.ids for prompt in prompts]
+            parts = request_parts(completion.seed, completion.fingerprint, ask, ids, grammars)
+            completion.resume = resume_point(caller.repeat, parts, len(completion.choices))
         try:
             async with (
                 asyncio.timeout(self._left(caller) + _LAST_WORDS_S),
@@ -242,7 +247,7 @@ class Completer:
         ask, caller = completion.ask, completion.caller
         max_tokens = self._max_tokens(ask, len(prepared.ids), naming.context)
         return ChoiceRequest(
-            id=f"{caller.request_id[:64]}.{completion.id[:8]}.{number}",
+            id=f"{caller.request_id[:64]}.{completion.work_id}.{number}",
             model=self.name,
             tenant=caller.tenant,
             namespace=self._auth.namespace(caller.tenant)[:NAMESPACE_BYTES],

@@ -17,6 +17,7 @@ from penstock.gateway.completing.flow import Flow
 from penstock.gateway.completing.heard import Heard
 from penstock.gateway.completing.outbox import Outbox
 from penstock.gateway.completing.prompts import Prepared
+from penstock.gateway.completing.repeating import RepeatKey, ResumePoint
 from penstock.gateway.completing.timing import Marks, times
 from penstock.gateway.completing.usage import Usage
 from penstock.gateway.request.ask import Ask
@@ -38,6 +39,8 @@ class Caller:
     """Seconds until its body had arrived and was read."""
     patience_s: float = math.inf
     """How long the caller itself is willing to wait."""
+    repeat: RepeatKey | None = None
+    """Under which name it may be sent again; None: it may not."""
     yields: bool = False
     """It gives way to everybody else, and takes as long as it takes: only `patience_s` bounds it."""
     taken: Callable[[], None] = lambda: None
@@ -84,9 +87,14 @@ class Completion:
         each choice that has come to its end, `account` the whole request, both before the client hears of the end."""
         self.ask = ask
         self.caller = caller
-        self.id = secrets.token_hex(12)
+        repeat = caller.repeat
+        self.id = secrets.token_hex(12) if repeat is None else repeat.id
+        self.work_id = secrets.token_hex(4)
+        """Of this run of the request, for the mesh: another may run elsewhere."""
         self.created = int(time.time())
-        self.seed = ask.sampling.first_seed()
+        self.seed = repeat.seed if repeat is not None and ask.sampling.seed is None else ask.sampling.first_seed()
+        self.resume: ResumePoint | None = None
+        """Where the client of a repeatable request has come to."""
         self.fingerprint = fingerprint
         self.outbox = Outbox(prompts * ask.n, self.settle)
         self._account: Callable[[Completion], None] | None = account
@@ -188,7 +196,7 @@ class Completion:
             choice.heard.finish(last)
             choice.finish = last.finish or ""
             self._answered(choice)
-            self.outbox.put(last)
+            self.outbox.put(last if self.resume is None else self.resume.last(last))
             await choice.flow.farewell(self.ask.outlook, waits_for_tool=last.finish == "tool_calls")
         except PenstockError as error:
             self.outbox.fail(error)
@@ -218,5 +226,6 @@ class Completion:
         self._metrics.generation_tokens.inc()
         delta = answer.feed(token)
         heard.add(token.id, delta)
-        self.outbox.put(delta)
+        if self.resume is None or not self.resume.holds_back(delta):
+            self.outbox.put(delta)
         return answer.ended

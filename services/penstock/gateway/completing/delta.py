@@ -65,6 +65,8 @@ class Delta(msgspec.Struct, gc=False):
     """stop, length or tool_calls; once per choice, in its last delta."""
     stop: str = ""
     """The stop string that ended the choice, if one did; in its last delta."""
+    upto: int = 0
+    """Counted tokens of the choice so far; one more with its end."""
     _order: Entries[Segment] = ()
     """See `segments`; empty while there is nothing but content."""
 
@@ -97,6 +99,7 @@ class Delta(msgspec.Struct, gc=False):
         self.proposers = _grown(self.proposers, later.proposers)
         self.finish = later.finish or self.finish
         self.stop = later.stop or self.stop
+        self.upto = later.upto
         for call in later.calls:
             self._append_call(call)
 

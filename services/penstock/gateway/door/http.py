@@ -16,13 +16,14 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from penstock.errors import Internal, PenstockError, RateLimited, forget_way
+from penstock.errors import Internal, InvalidRequest, PenstockError, RateLimited, forget_way
 from penstock.gateway.accounts.admission import ClientGone
 from penstock.gateway.accounts.auth import session_digest
 from penstock.gateway.accounts.pot import TenantPot
 from penstock.gateway.api.inquiry import Api, Inquiry, Shape
 from penstock.gateway.completing.completion import Caller, Completion
 from penstock.gateway.completing.explaining import explanation, wants_plan
+from penstock.gateway.completing.repeating import LAST_EVENT, identified
 from penstock.gateway.completing.timing import BEFORE_FIRST, PARTS, server_timing
 from penstock.gateway.door.accounting import Accounting
 from penstock.gateway.door.answering import generating, inquiry_of, whole_of
@@ -37,6 +38,7 @@ from penstock.gateway.door.pages import Pages, http_error, internal_error, penst
 from penstock.gateway.door.protocol import streamed_body
 from penstock.gateway.door.reception import Reception
 from penstock.gateway.door.refusals import Arrival
+from penstock.gateway.door.repeats import repeat_key
 from penstock.gateway.door.reply import Reply
 from penstock.gateway.door.stored import ResponsePages
 from penstock.gateway.door.uploads import Uploads
@@ -127,7 +129,9 @@ class Generate:
                     began=began,
                     body_s=body_s,
                     patience_s=patience_s(headers),
+                    repeat=repeat_key(headers, self._reception.auth, tenant),
                 )
+                self._check_resumes(inquiry, caller)
                 await _until_gone(receive, reply, self._answer(inquiry, caller, arrival, reply))
         except ClientGone:
             pass
@@ -149,6 +153,14 @@ class Generate:
         reply.ignored(ignored or ())
         return inquiry
 
+    def _check_resumes(self, inquiry: Inquiry, caller: Caller) -> None:
+        """Raises InvalidRequest for what has no stream to go on with."""
+        if caller.repeat is None or not caller.repeat.last_event:
+            return
+        if not inquiry.ask.stream or not self._api.style.resumes:
+            right = "only streams of chat completions, completions and messages can be gone on with"
+            raise InvalidRequest(f"{LAST_EVENT}: {right}", field=LAST_EVENT)
+
     async def _answer(self, inquiry: Inquiry, caller: Caller, arrival: Arrival, reply: Reply) -> None:
         async with self._reception.models.open(inquiry.ask, caller) as completion:
             arrival.begun = True
@@ -167,7 +179,7 @@ class Generate:
         await reply.json(whole)
 
     async def _stream(self, inquiry: Inquiry, completion: Completion, shape: Shape, reply: Reply) -> None:
-        outbox, style = completion.outbox, self._api.style
+        outbox, style, resume = completion.outbox, self._api.style, completion.resume
         begun, explains = False, reply.explains
         try:
             with heartbeat(self._reception.config.ping_s, outbox.nudge) as silence:
@@ -178,11 +190,17 @@ class Generate:
                         explains = False
                     if not begun:
                         begun, usage = True, completion.usage()
-                        events.append(style.written(shape.begin(usage)))
+                        beginning = style.written(shape.begin(usage))
+                        events += [] if resume is not None and resume.resumes else [beginning]
                         if deltas:
                             reply.timed(server_timing(usage.times, (*BEFORE_FIRST, "first_token"), usage.cached))
-                    events += [shape.text(delta) or style.written(shape.events(delta)) for delta in deltas]
+                    for delta in deltas:
+                        if resume is not None and (missed := resume.missed.pop(delta.choice, None)) is not None:
+                            shape.events(missed)  # the client has these
+                        events.append(shape.text(delta) or style.written(shape.events(delta)))
                     if data := b"".join(events):
+                        if resume is not None and deltas and style.resumes:
+                            data = identified(data, resume.event(deltas))
                         await reply.write(data)
                     if not deltas:
                         await reply.ping()

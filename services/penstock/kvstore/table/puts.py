@@ -11,6 +11,10 @@ from penstock.kvstore.table.clock import Deadlines, Wake
 from penstock.kvstore.table.shelf import Shelf
 from penstock.kvstore.table.tree import circle
 
+_PART, _ANY = 4, 64
+"""One client may have reserved one part in so many of all blocks, and in any case a few: who reserves and writes
+nothing pushes out no more than that."""
+
 
 class Puts:
     """All reservations of one table, those of clients and its own; `expire` is the table's."""
@@ -35,6 +39,8 @@ class Puts:
         self._house = Attachment("", "house")
         """Owns what the store itself brings."""
         self._ends: Deadlines[list[Block]] = Deadlines(wake)
+        self._most_reserved = max(shelf.room // _PART, _ANY)
+        """Blocks that one client may have reserved and not written."""
 
     def __len__(self) -> int:
         return len(self._reserved)
@@ -114,6 +120,8 @@ class Puts:
             return Reserved(ReserveState.EXISTS)
         if want.key in self._reserved:
             return Reserved(ReserveState.EXISTS)
+        if attachment is not self._house and len(attachment.reserved) >= self._most_reserved:
+            return Reserved(ReserveState.FULL)
         self._shelf.add_child(want.parent)
         place = self._shelf.take_slot()
         if place is None:

@@ -58,6 +58,11 @@ class Shelf:
 
     # -- finding
 
+    @property
+    def room(self) -> int:
+        """Blocks that it has room for."""
+        return self._slots.count
+
     def __len__(self) -> int:
         return len(self._blocks)
 

@@ -22,7 +22,7 @@ from penstock.gateway.completing.delta import Delta, Segment
 from penstock.gateway.completing.usage import Usage
 from penstock.gateway.request.ask import Ask
 
-STYLE = Style(error=error_json, named=True)
+STYLE = Style(error=error_json, named=True, resumes=False)
 _PREFIXES = {"content": "msg", "reasoning": "rs", "call": "fc"}
 
 
