@@ -84,6 +84,7 @@ async def serve(
     examine: Examine = nothing_more,
     live_names: Sequence[str] = (),
     first_s: float | None = None,
+    reflects: bool = True,
 ) -> AsyncIterator[RpcServer]:
     """Serves on `address` ("127.0.0.1:0" picks a port) until the block ends, then drains.
 
@@ -97,7 +98,7 @@ async def serve(
     `entrance` surrounds each call of the servicers, and is entered before a long request of it is parsed. `examine`
     finds out, beside what every server does, whether the place where it runs is fit. `live_names` are further names for
     LIVE. `first_s`, for a server that strangers reach: seconds until the first message of a call has to be there, and
-    health and reflection have a few callers at a time.
+    health and reflection have a few callers at a time. `reflects`: callers may ask what there is to call.
     Raises ConfigError when it cannot listen on `address`.
     """
     in_flight = InFlight()
@@ -122,7 +123,7 @@ async def serve(
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     checkup_pb2_grpc.add_CheckupServicer_to_server(CheckupService(examine), server)
     health_name = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
-    if member is None:
+    if member is None and reflects:
         reflection.enable_server_reflection([*names, CHECKUP, health_name], server)
     running.port = _bind(server, address, credentials)
     await running.set_serving(False)

@@ -163,6 +163,8 @@ class GatewayConfig:
     """Seconds of silence after which a stream gets a comment, so that proxies do not close it."""
     drain_s: float = 5.0
     """Seconds that running requests get to end when the gateway stops."""
+    reflection: bool = True
+    """Clients may ask over gRPC which services and messages there are, without a key."""
     member_tls: Path | None = None
     """A directory of `penstock ca issue`, which says to the other services of a mesh over a network who this is;
     clients have nothing to do with it."""

@@ -167,6 +167,7 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
                 max_calls=config.max_live_requests + 64,
                 max_streams=_MOST_STREAMS,
                 first_s=_FIRST_S,
+                reflects=config.reflection,
                 grace=_LAST_GRACE_S,
                 credentials=tls.for_grpc() if tls else None,
                 examine=partial(_examined, config),

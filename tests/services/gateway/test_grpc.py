@@ -9,6 +9,7 @@ import grpc
 import httpx2
 import pytest
 from google.protobuf.json_format import MessageToDict
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from penstock.errors import Unavailable
 from penstock.rpc.errors import from_rpc
@@ -352,3 +353,17 @@ async def test_a_client_that_cancels_a_completion_ends_its_work(setup, stub):
         break
     call.cancel()
     await setup.mesh.until(lambda: setup.mesh.live == 0)
+
+
+@pytest.mark.parametrize("on", [True, False])
+async def test_reflection_is_a_setting(opened, on):
+    async with opened(reflection=on) as setup, grpc.aio.insecure_channel(setup.gateway.grpc_address) as channel:
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
+        if on:
+            names = {service.name for service in (await call.read()).list_services_response.service}
+            assert "penstock.v1.Gateway" in names
+        else:
+            with pytest.raises(grpc.aio.AioRpcError) as failed:
+                await call.read()
+            assert failed.value.code() is grpc.StatusCode.UNIMPLEMENTED
