@@ -122,8 +122,8 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
             async with self._quiet:
                 try:
                     request = await given.message() if isinstance(given, _First) else given
-                except DeadlineExceeded as error:
-                    await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, error.message)
+                except PenstockError as error:
+                    await context.abort(status_code(error), error.message)
                 if not handler.request_streaming:
                     return await behaviour(request, context)
                 with suppress(TimeoutError):  # then the stream ends; a client may open another

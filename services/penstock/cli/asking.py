@@ -18,7 +18,7 @@ from penstock.errors import InvalidRequest, PenstockError, Unavailable
 from penstock.rpc.channels import Channels, open_channels
 from penstock.rpc.errors import from_rpc
 from penstock.rpc.identity import MemberIdentity
-from penstock.runtime.addresses import HostPort, is_loopback
+from penstock.runtime.addresses import HostPort, is_loopback, socket_address
 from penstock.runtime.config import Addresses
 from penstock.v1 import gateway_pb2_grpc, router_pb2, router_pb2_grpc
 
@@ -70,7 +70,8 @@ class DoorAccess:
         if not key:
             return ()
         safe = door.tls or self.ca is not None or door.address in self.gateway
-        if not safe and not is_loopback(HostPort(door.address).host):
+        where = socket_address(door.address)
+        if not safe and isinstance(where, HostPort) and not is_loopback(where.host):
             right = f"name it with --gateway {door.address} if it is yours and the network is safe"
             raise InvalidRequest(f"the key is not sent to {door.address}, which speaks no TLS: {right}")
         return (("authorization", f"Bearer {key}"),)

@@ -145,8 +145,9 @@ async def test_calls_that_send_nothing_hold_no_place() -> None:
         count = client.count(2)
         assert [await count.read(), await count.read()] == [b"0", b"1"]
         count.cancel()
-        empty = channel.stream_stream(f"/{NAME}/Ask")(iter(()))
-        assert await empty.code() is grpc.StatusCode.INVALID_ARGUMENT
+        for method in methods:
+            empty = channel.stream_stream(method)(iter(()))
+            assert await empty.code() is grpc.StatusCode.INVALID_ARGUMENT, method
 
 
 async def test_health_and_reflection_have_a_few_callers_where_strangers_reach_them() -> None:

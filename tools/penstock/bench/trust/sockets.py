@@ -18,7 +18,7 @@ _MODEL = "penstock-mini"
 _UNIX, _TCP = "unix", "tcp"
 _PROMPT, _OUTPUT = 64, 32
 _STREAMS = 8
-_ONE_AT_A_TIME = 40
+_ONE_AT_A_TIME = 200
 _NO_SLOWER = 1.0
 
 
@@ -34,7 +34,7 @@ class WaySample:
 
 async def socket_figures(quick: bool) -> Sequence[Figure]:
     """The embedded model; two prefill and decode workers, so that hand-offs go the way too."""
-    rounds = 2 if quick else 9
+    rounds = 2 if quick else 11
     ports = {name: free_port() for name in (_UNIX, _TCP)}
     forms = {name: MeshForm(("--prefill", "1", "--sockets", name)) for name in ports}
     specs = {name: up(MESH, embedded(_MODEL), port, forms[name]) for name, port in ports.items()}
