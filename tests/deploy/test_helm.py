@@ -26,6 +26,7 @@ from tests.deploy.manifests import (
 from tests.deploy.network import reaches
 
 import penstock.models
+from penstock.rpc.identity import ROLES, caller_of, role_host
 from penstock.rpc.server import LIVE
 from penstock.runtime.config import service_app
 from penstock.runtime.metrics import GatewayMetrics, WorkerMetrics
@@ -213,6 +214,54 @@ def test_probes_ask_what_services_answer(manifests: list[Manifest]) -> None:
                 continue
             assert {str(probe["grpc"]["port"]) for probe in probes} == {address.rpartition(":")[2]}
             assert [probe["grpc"].get("service") for probe in probes] == [LIVE, LIVE, None]
+
+
+ROLE_OF = {"prefill": "worker", "decode": "worker", "kvstore": "store"}
+"""The roles of services whose names are others."""
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> list[Manifest]:
+    """With everything, and with certificates that cert-manager makes."""
+    values = tmp_path_factory.mktemp("values") / "guarded.yaml"
+    values.write_text(yaml.safe_dump(EVERYTHING | {"memberTls": {"enabled": True, "issuer": {"name": "mesh"}}}))
+    return render("--values", str(values))
+
+
+def test_each_service_shows_the_certificate_of_its_role(guarded: list[Manifest], full: list[Manifest]) -> None:
+    check_schemas(guarded, {"ServiceMonitor", "ScaledObject", "InferencePool", "Certificate"})
+    made = {one["spec"]["secretName"]: one["spec"] for one in of_kind(guarded, "Certificate").values()}
+    shown = set()
+    for pod in pods(guarded).values():
+        secrets = {one["name"]: one["secret"]["secretName"] for one in pod.spec["volumes"] if "secret" in one}
+        for container in pod.containers:
+            service = service_of(container)
+            role = ROLE_OF.get(service, service)
+            [mount] = [one for one in container["volumeMounts"] if one["mountPath"] == flags(container)["member-tls"]]
+            secret = made[secrets[mount["name"]]]
+            assert secret["dnsNames"] == [role_host(role)]
+            assert caller_of({"x509_subject_alternative_name": [secret["uris"][0].encode()]}).role == role
+            shown.add(role)
+    assert shown == {*ROLES} - {"operator"} and len(made) == len(ROLES), "that of an operator is for people"
+    assert not of_kind(full, "Certificate")
+    assert not any("member-tls" in flags(each) for pod in pods(full).values() for each in pod.containers)
+
+
+def test_who_asks_for_certificates_is_probed_from_inside(guarded: list[Manifest]) -> None:
+    for pod in pods(guarded).values():
+        for container in pod.containers:
+            if (service := service_of(container)) == "gateway":
+                continue
+            probes = [container[f"{kind}Probe"] for kind in ("startup", "liveness", "readiness")]
+            if service == "picker":
+                assert all("grpc" in probe for probe in probes)
+                continue
+            port = flags(container)["address"].rpartition(":")[2]
+            asked = [probe["exec"]["command"] for probe in probes]
+            assert [command[:2] for command in asked] == [["sh", "-c"]] * 3
+            program = f'exec python -m penstock.rpc.probe "$POD_IP:{port}"'
+            end = f" --member-tls {flags(container)['member-tls']}"
+            assert [command[2] for command in asked] == [f"{program} {LIVE}{end}"] * 2 + [program + end]
 
 
 def test_ports_are_those_of_the_settings(manifests: list[Manifest]) -> None:

@@ -17,7 +17,8 @@ BODY = {
     "model": "penstock-mini",
     "messages": [{"role": "user", "content": "Tell me of the sea, and of a whale. " * 4}],
     "stream": True,
-    "max_tokens": 400,
+    "max_tokens": 1200,
+    "ignore_eos": True,
     "temperature": 0.8,
 }
 

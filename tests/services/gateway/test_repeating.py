@@ -31,7 +31,9 @@ async def stream(http: httpx2.AsyncClient, path: str, body: dict[str, Any], **he
     """The events of a stream, with what stands before their data."""
     answer = await http.post(path, json=body, headers=KEY | headers)
     assert answer.status_code == 200, answer.text
-    return [event for event in answer.text.split("\n\n") if event and not event.startswith(":")]
+    events = [event for event in answer.text.split("\n\n") if event]
+    assert all("data: " in event for event in events), "no comment stands alone"
+    return events
 
 
 def ids(events: list[str]) -> list[str]:
@@ -150,17 +152,16 @@ async def test_responses_go_on_in_their_own_way(http):
 async def test_the_official_client_reads_a_stream_with_ids(setup):
     setup.says("The quick brown fox.")
     asked = await setup.client.chat.completions.create(
-        model=fakes.MODEL, messages=HELLO, stream=True, extra_headers=KEY
+        model=fakes.MODEL, messages=HELLO, stream=True, extra_headers=KEY | {"x-penstock-explain": "plan"}
     )
     assert "".join([chunk.choices[0].delta.content or "" async for chunk in asked]) == "The quick brown fox."
 
 
-def test_the_last_event_that_is_no_comment_gets_the_id():
-    one, two, comment = b"data: 1\n\n", b"event: e\ndata: 2\n\n", b": ping\n\n"
+def test_the_last_event_gets_the_id():
+    one, two, comment = b"data: 1\n\n", b"event: e\ndata: 2\n\n", b": plan\n"
     assert identified(one, "i") == b"id: i\ndata: 1\n\n"
-    assert identified(one + two, "i") == b"data: 1\n\nid: i\nevent: e\ndata: 2\n\n"
-    assert identified(one + comment, "i") == b"id: i\ndata: 1\n\n: ping\n\n"
-    assert identified(comment, "i") == comment
+    assert identified(one + two, "i") == b"data: 1\n\nevent: e\nid: i\ndata: 2\n\n"
+    assert identified(comment + one, "i") == b": plan\nid: i\ndata: 1\n\n"
 
 
 def test_the_end_is_told_again_without_its_text():

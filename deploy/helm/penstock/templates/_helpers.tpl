@@ -131,23 +131,63 @@ annotations:
 {{- end -}}
 
 {{/*
-Probes of a gRPC service. Takes (dict "port" name "startS" seconds "hungS" seconds). penstock.live says that a process
-works; the empty name says that it takes requests: one that drains or waits for others is not to be started again.
+Probes of a gRPC service. Takes (dict "root" $ "port" name "startS" seconds "hungS" seconds), and "open" for one that
+asks nobody for a certificate. penstock.live says that a process works; the empty name says that it takes requests: one
+that drains or waits for others is not to be started again. The kubelet shows no certificate, so services that ask for them are asked by a program of their own pod.
 */}}
 {{- define "penstock.grpcProbes" -}}
+{{- $guarded := ternary "yes" "" (and .root.Values.memberTls.enabled (not .open)) }}
 startupProbe:
-  grpc: {port: {{ .port }}, service: penstock.live}
-  periodSeconds: 2
-  failureThreshold: {{ div .startS 2 }}
+  {{- include "penstock.probe" (dict "root" .root "port" .port "guarded" $guarded "service" "penstock.live") | nindent 2 }}
+  periodSeconds: {{ ternary 5 2 (eq $guarded "yes") }}
+  timeoutSeconds: 5
+  failureThreshold: {{ div .startS (ternary 5 2 (eq $guarded "yes")) }}
 livenessProbe:
-  grpc: {port: {{ .port }}, service: penstock.live}
+  {{- include "penstock.probe" (dict "root" .root "port" .port "guarded" $guarded "service" "penstock.live") | nindent 2 }}
   periodSeconds: 10
   timeoutSeconds: 5
   failureThreshold: {{ div .hungS 10 }}
 readinessProbe:
-  grpc: {port: {{ .port }}}
+  {{- include "penstock.probe" (dict "root" .root "port" .port "guarded" $guarded "service" "") | nindent 2 }}
   periodSeconds: 5
   timeoutSeconds: 5
+{{- end -}}
+
+{{- define "penstock.probe" -}}
+{{- if eq .guarded "yes" -}}
+exec:
+  command:
+    - sh
+    - -c
+    - exec python -m penstock.rpc.probe "{{ ternary "[$POD_IP]" "$POD_IP" .root.Values.ipv6 }}:{{ .port }}"{{ with .service }} {{ . }}{{ end }} --member-tls /member
+{{- else -}}
+grpc: {port: {{ .port }}{{ with .service }}, service: {{ . }}{{ end }}}
+{{- end -}}
+{{- end -}}
+
+{{/* The certificate of a role, where services show them: a setting, a mount, a volume. Each takes (list $ role). */}}
+{{- define "penstock.memberArgs" -}}
+{{- if (first .).Values.memberTls.enabled }}
+- --member-tls=/member
+{{- end }}
+{{- end -}}
+
+{{- define "penstock.memberMount" -}}
+{{- if (first .).Values.memberTls.enabled }}
+- {name: member-{{ last . }}, mountPath: /member, readOnly: true}
+{{- end }}
+{{- end -}}
+
+{{- define "penstock.memberVolume" -}}
+{{- if (first .).Values.memberTls.enabled }}
+- name: member-{{ last . }}
+  secret: {secretName: {{ include "penstock.memberSecret" . }}, defaultMode: 288} # 0440
+{{- end }}
+{{- end -}}
+
+{{- define "penstock.memberSecret" -}}
+{{- $ := first . -}}
+{{ $.Values.memberTls.secretPrefix | default (printf "%s-member" (include "penstock.fullname" $)) }}-{{ last . }}
 {{- end -}}
 
 {{- define "penstock.weightsVolume" -}}

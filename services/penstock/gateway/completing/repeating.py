@@ -22,7 +22,7 @@ from penstock.gateway.completing.delta import Delta
 from penstock.gateway.request.ask import Ask
 
 LAST_EVENT = "last-event-id"
-_BETWEEN = b"\n\n"
+_DATA = b"\ndata: "
 _EVENT = re.compile(r"(?P<tag>[0-9a-f]{12})-(?P<tokens>\d{1,9}(\.\d{1,9})*)", re.ASCII)
 
 
@@ -109,15 +109,9 @@ def resume_point(key: RepeatKey, parts: Iterable[bytes], choices: int) -> Resume
 
 
 def identified(events: bytes, id: str) -> bytes:
-    """Server-sent events, the last of which has an id. Comments have none."""
-    end = len(events)
-    while end:
-        before = events.rfind(_BETWEEN, 0, end - len(_BETWEEN))
-        begin = before + len(_BETWEEN) if before >= 0 else 0
-        if not events.startswith(b":", begin):
-            return events[:begin] + b"id: " + id.encode() + b"\n" + events[begin:]
-        end = begin
-    return events
+    """Server-sent events, the last of which has an id. JSON has no line ends in it."""
+    at = events.rfind(_DATA) + 1 if _DATA in events else 0
+    return events[:at] + b"id: " + id.encode() + b"\n" + events[at:]
 
 
 def request_parts(

@@ -181,6 +181,7 @@ class Generate:
     async def _stream(self, inquiry: Inquiry, completion: Completion, shape: Shape, reply: Reply) -> None:
         outbox, style, resume = completion.outbox, self._api.style, completion.resume
         begun, explains = False, reply.explains
+        reply.identifies = resume is not None and style.resumes
         try:
             with heartbeat(self._reception.config.ping_s, outbox.nudge) as silence:
                 while (deltas := await outbox.next()) or not outbox.ended:
@@ -199,7 +200,7 @@ class Generate:
                             shape.events(missed)  # the client has these
                         events.append(shape.text(delta) or style.written(shape.events(delta)))
                     if data := b"".join(events):
-                        if resume is not None and deltas and style.resumes:
+                        if resume is not None and deltas and reply.identifies:
                             data = identified(data, resume.event(deltas))
                         await reply.write(data)
                     if not deltas:

@@ -35,6 +35,9 @@ class Reply:
         """Called before the last byte is sent."""
         self.ended = False
         """Whether the last byte was sent."""
+        self.identifies = False
+        """Events have ids. From then on some clients take a comment of its own for an event without data, so comments
+        stand in the event that follows."""
 
     def ignored(self, fields: Sequence[str]) -> None:
         """Names fields of the request that had no effect in a header of the response."""
@@ -54,7 +57,7 @@ class Reply:
         """Says in a header of the response why it went where it went; of one that has begun, in the comment that is
         returned."""
         if self._begun:
-            return b": " + ANSWER.encode() + b" " + plans.encode() + b"\n\n"
+            return self._comment(ANSWER.encode() + b" " + plans.encode())
         self._headers.append((ANSWER.encode(), plans.encode()))
         return b""
 
@@ -82,11 +85,12 @@ class Reply:
 
     async def ping(self) -> None:
         """Sends what clients skip."""
-        await self.write(self._style.ping)
+        ping = self._style.ping
+        await self.write(ping[:-1] if self.identifies and ping.startswith(b":") else ping)
 
     async def end_events(self, values: Sequence[Json], timing: str) -> None:
         """Sends the last events and ends the response. Where its time went is a comment, which clients skip."""
-        comment = b": server-timing " + timing.encode() + b"\n\n"
+        comment = self._comment(b"server-timing " + timing.encode())
         await self._write(comment + self._style.written(values) + self._style.last, more=False)
         self.ended = True
 
@@ -101,6 +105,9 @@ class Reply:
                 return
             await self._write(self._style.written(failed or [body]) + self._style.last, more=False)
         self.ended = True
+
+    def _comment(self, text: bytes) -> bytes:
+        return b": " + text + (b"\n" if self.identifies else b"\n\n")
 
     async def _write(self, data: bytes, more: bool = True) -> None:
         if not self._begun:
