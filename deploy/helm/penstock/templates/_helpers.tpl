@@ -136,11 +136,13 @@ asks nobody for a certificate. penstock.live says that a process works; the empt
 that drains or waits for others is not to be started again. The kubelet shows no certificate, so services that ask for them are asked by a program of their own pod.
 */}}
 {{- define "penstock.grpcProbes" -}}
-{{- $guarded := ternary "yes" "" (and .root.Values.memberTls.enabled (not .open)) }}
+{{- $guarded := ternary "yes" "" (and .root.Values.memberTls.enabled (not .open)) -}}
 startupProbe:
   {{- include "penstock.probe" (dict "root" .root "port" .port "guarded" $guarded "service" "penstock.live") | nindent 2 }}
   periodSeconds: {{ ternary 5 2 (eq $guarded "yes") }}
+  {{- if $guarded }}
   timeoutSeconds: 5
+  {{- end }}
   failureThreshold: {{ div .startS (ternary 5 2 (eq $guarded "yes")) }}
 livenessProbe:
   {{- include "penstock.probe" (dict "root" .root "port" .port "guarded" $guarded "service" "penstock.live") | nindent 2 }}
@@ -167,19 +169,19 @@ grpc: {port: {{ .port }}{{ with .service }}, service: {{ . }}{{ end }}}
 
 {{/* The certificate of a role, where services show them: a setting, a mount, a volume. Each takes (list $ role). */}}
 {{- define "penstock.memberArgs" -}}
-{{- if (first .).Values.memberTls.enabled }}
+{{- if (first .).Values.memberTls.enabled -}}
 - --member-tls=/member
 {{- end }}
 {{- end -}}
 
 {{- define "penstock.memberMount" -}}
-{{- if (first .).Values.memberTls.enabled }}
+{{- if (first .).Values.memberTls.enabled -}}
 - {name: member-{{ last . }}, mountPath: /member, readOnly: true}
 {{- end }}
 {{- end -}}
 
 {{- define "penstock.memberVolume" -}}
-{{- if (first .).Values.memberTls.enabled }}
+{{- if (first .).Values.memberTls.enabled -}}
 - name: member-{{ last . }}
   secret: {secretName: {{ include "penstock.memberSecret" . }}, defaultMode: 288} # 0440
 {{- end }}
