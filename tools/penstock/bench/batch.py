@@ -1,6 +1,6 @@
 """A batch beside live traffic: what people notice of it, and how much it makes of what they leave.
 
-A round has three phases, one behind the other in one mesh: live traffic alone, the same traffic beside a batch of two
+A round has three phases, one behind the other in one mesh: live traffic alone, the same traffic beside a batch of a
 thousand lines, and the rest of the batch alone. Requests of the traffic come when they come, the same in each phase,
 whether others have their answers or not. What traffic leaves idle is the processor time that it does not take of what
 the batch alone takes; how much of that the batch uses is its pace beside the traffic, over its pace alone.
@@ -35,7 +35,7 @@ from penstock.models import embedded
 
 _MODEL = "penstock-mini"
 _ENDPOINT: Final = "/v1/completions"
-_LINES, _LINE_PROMPT, _LINE_OUTPUT = 2000, 96, 128
+_LINES, _LINE_PROMPT, _LINE_OUTPUT = 1000, 96, 128
 _LAST = 80
 """With so few left the batch is not the same any more."""
 _LOOK_S = 0.1
@@ -105,7 +105,7 @@ class BatchRound:
 
 async def measure(quick: bool) -> BenchReport:
     """Runs the rounds; the first warms up."""
-    rounds, seconds = (1, 15.0) if quick else (5, 30.0)
+    rounds, seconds = (1, 15.0) if quick else (5, 20.0)
     with tempfile.TemporaryDirectory(prefix="penstock-batch-") as directory:
         port = free_port()
         async with serving(mesh(MESH, embedded(_MODEL), port, "--batch-store", directory), port) as server:

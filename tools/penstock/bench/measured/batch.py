@@ -20,7 +20,7 @@ def section(now: Results, earlier: Results | None = None) -> str:
     other = "" if earlier is None else f" The earlier run: {earlier.machine}."
     return f"""## Batches
 
-`penstock bench batch`: live requests that take half of the mesh's time, alone and beside a batch of thousands of lines,
+`penstock bench batch`: live requests that take half of the mesh's time, alone and beside a batch of a thousand lines,
 and the batch alone; the embedded model, one mesh with its defaults.
 
 {figures(_LINES, now, earlier)}
