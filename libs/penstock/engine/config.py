@@ -50,7 +50,7 @@ class EngineSettings:
     resident_share: float = 0.5
     """Share of that room, 0 to 1, in which blocks stay on a CPU while no request uses them; they give way to requests.
     Each worker's memory grows that much beyond what its requests need at one time."""
-    tenant_share: float = 0.5
+    tenant_share: float = 1.0
     """Share of the blocks that no request uses, 0.01 to 1, beyond which a tenant's own leave first when room is needed;
     1: no bound. `penstock up` gives it to the store as well, for its tiers."""
     block_size: int = 16

@@ -41,6 +41,7 @@ _DRAFT_SHARE = 8
 """The KV of a draft model gets that part of the memory of the target's, beside it."""
 _OWN_PACE = 0.75
 """Workers that keep this share of their pace beside each other have cores of their own; two on one core keep half."""
+_TENANT_SHARE = 0.5
 _SAID = ("dtype", "weights", "device", "itl_target_ms")
 """Engine settings that `up` decides for all workers; the others may also be set for prefill or decode workers alone."""
 
@@ -260,7 +261,7 @@ def _head(chosen: str, target: Checkpoint) -> Path | None:
 def plan_mesh(options: MeshOptions, ports: Ports, *, redis: str = "") -> MeshPlan:
     """All processes and their addresses; `redis` is the address of one that runs. Raises ConfigError for an unusable
     model and for a port that is taken."""
-    options, note = _decided(options)
+    options, note = _decided(_shared(options))
     models = list(_models(options, ports))
     http = _address("port", options.host, options.port, ports)
     grpc = _address("grpc_port", options.host, options.grpc_port, ports)
@@ -338,6 +339,13 @@ def _gateways(
         yield replace(child, environment={**child.environment, **shared})
 
 
+def _shared(options: MeshOptions) -> MeshOptions:
+    """Where there are tenants none of them may push out all that others have cached, unless the options bound it."""
+    if options.api_keys is None or options.engine.tenant_share < 1:
+        return options
+    return replace(options, engine=replace(options.engine, tenant_share=_TENANT_SHARE))
+
+
 def _decided(options: MeshOptions) -> tuple[MeshOptions, str]:
     """The options with what they leave to the machine, and what that is. On cores that they share, and on one GPU, a
     prefill and a decode worker only wait for each other. Where the number of cores does not say whether they would
@@ -406,7 +414,8 @@ def _tiers(options: MeshOptions, models: Sequence[_Model]) -> Iterator[str]:
         yield from ("--nvme-bytes", format_size(options.kv_nvme_bytes))
     if options.kv_gpu_bytes:
         yield from ("--gpu-bytes", format_size(options.kv_gpu_bytes))
-    yield from ("--tenant-share", str(options.engine.tenant_share))
+    if options.engine.tenant_share < 1:
+        yield from ("--tenant-share", str(options.engine.tenant_share))
 
 
 def _drafts(options: MeshOptions, models: Sequence[_Model], store: SocketAddress) -> Iterator[ChildSpec]:

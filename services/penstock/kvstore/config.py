@@ -65,7 +65,7 @@ class KvStoreConfig:
     """Seconds for which a slot is not used again after its writer has vanished."""
     eviction: str = "worth"
     """How blocks are chosen for eviction when room is needed: worth, s3-fifo or lru."""
-    tenant_share: float = 0.5
+    tenant_share: float = 1.0
     """Share of each tier beyond which a tenant's own blocks go first when room is needed; 1: no bound."""
     retain_share: float = 0.25
     """Share of each tier that may be promised to clients who ask that their blocks are kept; 0: none."""

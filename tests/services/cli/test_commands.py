@@ -540,13 +540,16 @@ def test_everybody_is_told_the_same_addresses() -> None:
     assert plan.url == f"http://{option('gateway', '--http-address')}"
 
 
-def test_a_tenants_share_holds_in_the_store_and_in_workers() -> None:
+@pytest.mark.parametrize(("given", "share"), [(0.25, "0.25"), (1.0, "0.5")])
+def test_a_tenants_share_holds_in_the_store_and_in_workers(tmp_path: Path, given: float, share: str) -> None:
+    """A half where there are tenants and nothing is said."""
+    keys = {} if given < 1 else {"api_keys": tmp_path / "keys", "server_key_file": tmp_path / "key"}
     with reserved_ports() as ports:
-        options = MeshOptions(port=0, prefill=1, engine=EngineSettings(tenant_share=0.25))
+        options = MeshOptions(port=0, prefill=1, engine=EngineSettings(tenant_share=given), **keys)
         children = plan_mesh(options, ports).children
     told = {child.name: child.command for child in children if "--tenant-share" in child.command}
     assert set(told) == {"prefill-0", "decode-0", "kvstore"}
-    assert {line[line.index("--tenant-share") + 1] for line in told.values()} == {"0.25"}
+    assert {line[line.index("--tenant-share") + 1] for line in told.values()} == {share}
 
 
 def test_workers_are_told_their_threads_and_cores(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -625,9 +628,8 @@ def test_the_store_is_told_its_tiers(tmp_path: Path) -> None:
         "--nvme-bytes",
         "9MiB",
     )
-    share = ("--tenant-share", "0.5")
-    assert with_disk[-10:] == (*tiers, *share)
-    assert told["kvstore"][-6:] == ("--host-bytes", "1GiB", "--draft-bytes", "128MiB", *share)
+    assert with_disk[-8:] == tiers
+    assert told["kvstore"][-4:] == ("--host-bytes", "1GiB", "--draft-bytes", "128MiB")
 
 
 def test_a_draft_that_is_no_model_is_refused(tmp_path: Path) -> None:
