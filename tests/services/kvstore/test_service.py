@@ -21,6 +21,7 @@ from tests.services.kvstore.helpers import (
 )
 
 from penstock.kvstore.service import open_kvstore
+from penstock.kvstore.table import puts as puts_module
 from penstock.kvstore.tiers import host as host_module
 from penstock.kvstore.tiers.host import HostTier
 from penstock.v1 import kvstore_pb2
@@ -180,8 +181,9 @@ async def test_too_many_clients_are_turned_away() -> None:
         assert (await refused(one.attach()))[0] == "RESOURCE_EXHAUSTED"
 
 
-async def test_who_reserves_and_writes_nothing_pushes_out_a_part_alone() -> None:
+async def test_who_reserves_and_writes_nothing_pushes_out_a_part_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A quarter of all blocks; the others stay where they are."""
+    monkeypatch.setattr(puts_module, "_ANY", 64)  # the store is a small one
     kept, flood = puts(512), puts(400, chain="flood")
     async with open_kvstore(settings(blocks=512)) as store, raw(store.address) as one, raw(store.address) as other:
         await one.attach()

@@ -11,7 +11,7 @@ from penstock.kvstore.table.clock import Deadlines, Wake
 from penstock.kvstore.table.shelf import Shelf
 from penstock.kvstore.table.tree import circle
 
-_PART, _ANY = 4, 64
+_PART, _ANY = 4, 1024
 """One client may have reserved one part in so many of all blocks, and in any case a few: who reserves and writes
 nothing pushes out no more than that."""
 
