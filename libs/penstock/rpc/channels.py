@@ -46,7 +46,8 @@ class Channels:
     """Owns every outgoing channel of a process; made by `open_channels`."""
 
     def __init__(self, member: MemberIdentity | None = None) -> None:
-        self._member = member
+        self.member = member
+        """Who this process is to others; None where nobody asks."""
         self._open: dict[tuple[str, MemberRole], grpc.aio.Channel] = {}
 
     def to(self, address: str, role: MemberRole) -> grpc.aio.Channel:
@@ -58,9 +59,9 @@ class Channels:
         return channel
 
     def _made(self, address: str, role: MemberRole) -> grpc.aio.Channel:
-        if self._member is None or address.startswith(UNIX):
+        if self.member is None or address.startswith(UNIX):
             return grpc.aio.insecure_channel(address, options=_OPTIONS)
-        return MemberChannel(address, role, self._member, _OPTIONS)
+        return MemberChannel(address, role, self.member, _OPTIONS)
 
     async def forget(self, address: str) -> None:
         """Closes the channels to a peer that has left."""

@@ -71,7 +71,7 @@ class Neighbours:
         self._configured = frozenset(configured)
         self._joined: frozenset[str] = frozenset()
         self._unknown = Shunned(_UNKNOWN_S, clock)
-        self._channels = channels
+        self.channels = channels
         self._changed = asyncio.Event()
         self._log = structlog.get_logger("penstock.kvstore")
 
@@ -95,7 +95,7 @@ class Neighbours:
 
     def stub(self, address: str) -> kvstore_pb2_grpc.KvStoreAsyncStub:
         """The methods of one of them."""
-        stub: kvstore_pb2_grpc.KvStoreAsyncStub = kvstore_pb2_grpc.KvStoreStub(self._channels.to(address, "store"))
+        stub: kvstore_pb2_grpc.KvStoreAsyncStub = kvstore_pb2_grpc.KvStoreStub(self.channels.to(address, "store"))
         return stub
 
     # -- who has what
@@ -112,7 +112,7 @@ class Neighbours:
             found = self.directory.holders(key, self.others)
         elif where not in self.shunned:
             limit = min(_ASK_S, until - time.monotonic())
-            stub = kvstore_pb2_grpc.KvStoreStub(self._channels.to(where, "store"))
+            stub = kvstore_pb2_grpc.KvStoreStub(self.channels.to(where, "store"))
             request = kvstore_pb2.WhoHasRequest(key=key)
             try:
                 found = (await stub.WhoHas(request, timeout=max(0.001, limit), metadata=outgoing())).addresses
@@ -163,7 +163,7 @@ class Neighbours:
                     await self._announce(where, stored_at.get(where, []), removed_at.get(where, []))
 
     async def _announce(self, where: str, stored: list[bytes], removed: list[bytes]) -> None:
-        stub = kvstore_pb2_grpc.KvStoreStub(self._channels.to(where, "store"))
+        stub = kvstore_pb2_grpc.KvStoreStub(self.channels.to(where, "store"))
         request = kvstore_pb2.AnnounceRequest(address=self.own, stored=stored, removed=removed)
         try:
             await stub.Announce(request, timeout=_TELL_S)

@@ -17,7 +17,6 @@ from penstock.kvstore.table.blocks import TierKind
 from penstock.kvstore.tiers.base import Rules, Supplier, Wish
 from penstock.kvstore.tiers.host import HostTier
 from penstock.kvstore.tiers.tiers import Tiers
-from penstock.rpc.identity import MemberIdentity
 
 
 class Elsewhere:
@@ -79,11 +78,9 @@ async def open_elsewhere(
 
     Leave it when no block is brought any more, and before host memory.
     """
-    member = MemberIdentity.of(config.member_tls, "store")
+    name, member = f"store of {config.host_id}", neighbours.channels.member
     async with (
-        open_grpc_transport(
-            f"store of {config.host_id}", rules.failed, member=member, stall_s=config.stall_s
-        ) as transport,
+        open_grpc_transport(name, rules.failed, member=member, stall_s=config.stall_s) as transport,
         open_pools(host, config, rules) as pools,
     ):
         elsewhere = Elsewhere(host, neighbours, transport, pools)
