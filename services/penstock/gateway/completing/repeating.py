@@ -110,7 +110,7 @@ def resume_point(key: RepeatKey, parts: Iterable[bytes], choices: int) -> Resume
 
 def identified(events: bytes, id: str) -> bytes:
     """Server-sent events, the last of which has an id. JSON has no line ends in it."""
-    at = events.rfind(_DATA) + 1 if _DATA in events else 0
+    at = events.rfind(_DATA) + 1  # 0: there is one, and it begins with its data
     return events[:at] + b"id: " + id.encode() + b"\n" + events[at:]
 
 

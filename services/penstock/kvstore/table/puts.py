@@ -12,8 +12,8 @@ from penstock.kvstore.table.shelf import Shelf
 from penstock.kvstore.table.tree import circle
 
 _PART, _ANY = 4, 1024
-"""One client may have reserved one part in so many of all blocks, and in any case a few: who reserves and writes
-nothing pushes out no more than that."""
+"""One client may have reserved one part in so many of all blocks, and in any case so many, which is no burst of a small
+store's worker: who reserves and writes nothing pushes out no more than that."""
 
 
 class Puts:
