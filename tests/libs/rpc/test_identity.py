@@ -300,9 +300,14 @@ def test_where_a_member_may_listen() -> None:
         (lambda ca: authority.rotate(directory=ca / "none"), "must be that of `penstock ca init`"),
     ],
 )
-def test_what_the_authority_refuses(mesh: Mesh, wrong: Callable[[Path], None], field: str) -> None:
+def test_what_the_authority_refuses(
+    mesh: Mesh, wrong: Callable[[Path], None], field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And leaves nothing behind."""
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=field):
         wrong(mesh.ca)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_certificate_of_another_role_is_not_taken(tmp_path: Path) -> None:
