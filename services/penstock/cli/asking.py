@@ -6,7 +6,7 @@ import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -40,11 +40,9 @@ class MeshAccess:
     member_tls: Path | None = None
     """A directory of `penstock ca issue operator`, where the services of the mesh show each other certificates."""
 
-    @asynccontextmanager
-    async def channels(self) -> AsyncIterator[Channels]:
+    def channels(self) -> AbstractAsyncContextManager[Channels]:
         """Channels to all services, for the length of the block. Raises ConfigError."""
-        async with open_channels(MemberIdentity.of(self.member_tls)) as channels:
-            yield channels
+        return open_channels(MemberIdentity.of(self.member_tls))
 
 
 @dataclass(frozen=True, kw_only=True)
