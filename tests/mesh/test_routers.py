@@ -111,6 +111,10 @@ class Trace:
         self._texts[session] = text + found["choices"][0]["token_ids"] + prompt(f"{session}/{number}", self._growth)
 
 
+ROUTER, REDIS = "--name router-0", "redis-server unixsocket"
+"""What stands on the command lines of these, and of no service that is told where they are."""
+
+
 def found(supervisor: int, what: str) -> list[psutil.Process]:
     """The processes of a mesh with these words on their command line."""
     chosen: list[psutil.Process] = []
@@ -135,14 +139,14 @@ async def test_kill_9_in_a_mesh_that_shares_a_redis() -> None:
             async with asyncio.timeout(60):
                 await trace.turn(number)
             if number in (1, 3):
-                [victim] = found(process.pid, "router-0" if number == 1 else "redis-server unixsocket")
+                [victim] = found(process.pid, ROUTER if number == 1 else REDIS)
                 victim.kill()
                 before = before or trace.placed.copy()
         assert trace.missed <= MISSED * trace.known
         for placed in (before, trace.placed - before):
             assert len(placed) == 2
             assert busiest([*placed.values()]) <= BUSIEST, placed
-        for what in ("router-0", "redis-server unixsocket"):
+        for what in (ROUTER, REDIS):
             await until(lambda: found(process.pid, what), f"{what} is back")  # noqa: B023
         started = psutil.Process(process.pid).children(recursive=True)
     assert not psutil.wait_procs(started, timeout=10)[1]
