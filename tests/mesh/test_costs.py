@@ -39,10 +39,11 @@ async def test_the_router_learns_what_hand_offs_take(meshes, tiny, http):
 
 
 async def test_the_router_learns_what_context_adds_to_a_prompt(meshes, tiny, http):
-    """Of so small a model it may be nothing, as far as anybody can tell."""
+    """Of so small a model it may be nothing, as far as anybody can tell. Short prompts tell tokens from context, and
+    many of them from what else the machine does."""
     async with meshes(MeshSetup(model=tiny)) as mesh:
-        for number in range(3):
-            await ask(http, mesh, prompt(f"context/{number}", 1500), SAMPLING)
+        for number, length in enumerate((1500, 200, 400, 300, 500, 100) * 5):
+            await ask(http, mesh, prompt(f"context/{number}", length), SAMPLING)
         engine, seat = mesh.prefill[0].worker.engine, seat_of(mesh, Role.PREFILL)
         token_s, context_s = engine.stats().prompt_cost
         assert token_s > 0
