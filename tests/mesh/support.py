@@ -29,12 +29,13 @@ from penstock.engine.request import Request, SamplingParams, Update
 from penstock.errors import Unavailable
 from penstock.kv.identity import block_keys, root_key
 from penstock.router.registry import Measured
+from penstock.rpc.capability import PlanTerms
 from penstock.rpc.server import serve
 from penstock.runtime.lifecycle import SUPERVISOR_FD
 from penstock.testing.mesh import Mesh
-from penstock.v1 import draft_pb2, draft_pb2_grpc, kvstore_pb2, kvstore_pb2_grpc
+from penstock.v1 import common_pb2, draft_pb2, draft_pb2_grpc, kvstore_pb2, kvstore_pb2_grpc
 from penstock.worker.rates import TransferCost
-from penstock.worker.worker import Work
+from penstock.worker.worker import Work, Worker
 
 BLOCK = 16
 
@@ -183,6 +184,22 @@ async def idle(mesh: Mesh) -> None:
     its worker's pages, above all its last, partly filled one, may not be there to be found."""
     engines = [worker.engine for worker in mesh.workers]
     await until(lambda: all(one.stats().free_pages == one.stats().total_pages for one in engines), "no page is held")
+
+
+def capability(worker: Worker, request: common_pb2.Request, prefill: str = "") -> common_pb2.Capability:
+    """As if a router of the worker had planned the request."""
+    terms = PlanTerms(
+        request_id=request.request_id,
+        epoch=1,
+        namespace=request.namespace,
+        cache_root=request.cache_root,
+        prefill=prefill,
+        decode="",
+        sources=tuple(request.sources),
+    )
+    with worker.plan_keys.of_stream() as new_key:
+        mac = terms.mac(new_key())
+    return common_pb2.Capability(epoch=1, prefill=prefill, mac=mac)
 
 
 def fail_once(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from penstock.rpc.server import serve
 from penstock.testing.mesh import MeshSetup
 from penstock.v1 import common_pb2, decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
 
-from .support import ask, body_of, prompt, settled, until
+from .support import ask, body_of, capability, prompt, settled, until
 
 PLAIN = SamplingParams(
     max_tokens=20, temperature=0.0, ignore_eos=True, logit_bias=dict.fromkeys(range(256, 260), -100.0)
@@ -87,7 +87,8 @@ async def generate(mesh, tokens: list[int], handoff: str | None = None, **sampli
     )
     async with grpc.aio.insecure_channel(mesh.decode[0].address) as channel:
         source = None if handoff is None else decode_pb2.HandoffSource(address=handoff)
-        asked = decode_pb2.GenerateRequest(request=request, handoff=source)
+        proof = capability(mesh.decode[0].worker, request, handoff or "")
+        asked = decode_pb2.GenerateRequest(request=request, handoff=source, capability=proof)
         call = decode_pb2_grpc.DecodeStub(channel).Generate(asked)
         return [token.id async for event in call for token in event.tokens]
 

@@ -14,7 +14,7 @@ from penstock.engine.request import SamplingParams
 from penstock.testing.mesh import MeshSetup
 from penstock.v1 import common_pb2, decode_pb2, decode_pb2_grpc
 
-from .support import ask, prompt, until
+from .support import ask, capability, prompt, until
 
 TOKENS = 24
 GREEDY = SamplingParams(
@@ -31,12 +31,13 @@ async def mesh(tiny, meshes):
 class Gateway:
     """A connection with one listener."""
 
-    def __init__(self, channel, name: str) -> None:
+    def __init__(self, channel, name: str, worker) -> None:
         self.name = name
         self.batches: list[decode_pb2.TokenBatch] = []
         self.tokens: defaultdict[int, list[int]] = defaultdict(list)
         self.finished: set[int] = set()
         self.stands = asyncio.Event()
+        self.worker = worker
         self.stub = decode_pb2_grpc.DecodeStub(channel)
         self.listening = self.stub.Listen(decode_pb2.ListenRequest(listener=name))
 
@@ -48,7 +49,8 @@ class Gateway:
             request_id=f"{self.name}.{number}", prompt_ids=tokens, cache_root=bytes(32), sampling=sampling
         )
         to = decode_pb2.Destination(listener=self.name, number=number)
-        return self.stub.Generate(decode_pb2.GenerateRequest(request=request, to=to))
+        proof = capability(self.worker, request)
+        return self.stub.Generate(decode_pb2.GenerateRequest(request=request, to=to, capability=proof))
 
     async def read(self) -> None:
         async for batch in self.listening:
@@ -71,7 +73,7 @@ class Gateway:
 @asynccontextmanager
 async def gateway(mesh, name: str):
     async with grpc.aio.insecure_channel(mesh.decode[0].address) as channel:
-        made = Gateway(channel, name)
+        made = Gateway(channel, name, mesh.decode[0].worker)
         reading = asyncio.ensure_future(made.read())
         try:
             await made.stands.wait()

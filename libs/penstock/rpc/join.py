@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, NoReturn, Protocol
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, NoReturn, Protocol
 import grpc
 import structlog
 
+from penstock.rpc.capability import RENEW_S, PlanKeys
 from penstock.rpc.stay import Connection, Pauses, stay
 from penstock.rpc.wish import WorkerWish, WorkWanted
 from penstock.runtime.tasks import first_of
@@ -64,6 +66,7 @@ async def stay_joined(
     joined: asyncio.Event | None = None,
     obey: Callable[[router_pb2.MemberCommand], None] = lambda command: None,
     evict: Callable[[router_pb2.EvictOrder], router_pb2.Evicted] = _nothing_to_evict,
+    plan_keys: PlanKeys | None = None,
 ) -> NoReturn:
     """Cancel it to leave. A lost stream is opened again as `stay` has it, also after a refusal: the members that this
     worker does not fit may have left by then.
@@ -71,7 +74,8 @@ async def stay_joined(
     `load` is sent at once, then when `changed` is set (this clears it; at most every 50 ms), at least twice a second.
     What is new of `blocks`, which is opened for each stream, is sent before it. What is new of `wish` is told at
     once; its role takes the place of that of `hello`. `joined` is set while the router has this member. `obey` gets the
-    router's commands; `evict` drops a tenant's blocks, and says how many they were.
+    router's commands; `evict` drops a tenant's blocks, and says how many they were. The router gets one of `plan_keys`
+    with each stream, and now and then another.
     """
     membership = _Membership(
         hello,
@@ -82,6 +86,7 @@ async def stay_joined(
         joined=joined or asyncio.Event(),
         obey=obey,
         evict=evict,
+        plan_keys=plan_keys or PlanKeys(),
     )
     log = structlog.get_logger("penstock.join").bind(member=hello.member_id)
 
@@ -105,6 +110,7 @@ class _Membership:
         joined: asyncio.Event,
         obey: Callable[[router_pb2.MemberCommand], None],
         evict: Callable[[router_pb2.EvictOrder], router_pb2.Evicted],
+        plan_keys: PlanKeys,
     ) -> None:
         self._hello = router_pb2.Hello()
         self._hello.CopyFrom(hello)
@@ -115,6 +121,7 @@ class _Membership:
         self._joined = joined
         self._obey = obey
         self._evict = evict
+        self._plan_keys = plan_keys
         self._evicted: list[router_pb2.Evicted] = []
         """What the router of this stream has not been told."""
         self._told = WorkWanted(hello.role)
@@ -126,28 +133,34 @@ class _Membership:
         self._told = WorkWanted(self._wish.now.role)
         self._evicted.clear()
         self._hello.role = self._told.role
-        try:
-            async with asyncio.timeout(_WELCOME_S):
-                await call.write(router_pb2.JoinRequest(hello=self._hello))
-                answer = await call.read()
-            if answer is not grpc.aio.EOF:
-                connection.established = True
-                self._joined.set()
-                await self._report(call)
-        finally:
-            self._joined.clear()
-            call.cancel()
+        with self._plan_keys.of_stream() as new_key:
+            self._hello.plan_key = new_key()
+            try:
+                async with asyncio.timeout(_WELCOME_S):
+                    await call.write(router_pb2.JoinRequest(hello=self._hello))
+                    answer = await call.read()
+                if answer is not grpc.aio.EOF:
+                    connection.established = True
+                    self._joined.set()
+                    await self._report(call, new_key)
+            finally:
+                self._joined.clear()
+                call.cancel()
 
-    async def _report(self, call: Call) -> None:
+    async def _report(self, call: Call, new_key: Callable[[], bytes]) -> None:
         """Returns when the router ended the stream. An error of the stream, or of `load`, leaves as it is."""
         with self._blocks() as news:
-            await first_of(self._push(call, news), self._read_to_end(call))
+            await first_of(self._push(call, news, new_key), self._read_to_end(call))
 
-    async def _push(self, call: Call, news: BlockNews) -> None:
+    async def _push(self, call: Call, news: BlockNews, new_key: Callable[[], bytes]) -> None:
         """Sends load and blocks as often as it should; never returns: the stream's reader says when and why it
         ended."""
+        renew_at = time.monotonic() + RENEW_S
         try:
             while True:
+                if time.monotonic() >= renew_at:
+                    renew_at = time.monotonic() + RENEW_S
+                    await call.write(router_pb2.JoinRequest(plan_key=new_key()))
                 await self._tell(call, self._wish.now)
                 while (events := news.take()) is not None:
                     await call.write(router_pb2.JoinRequest(blocks=events))

@@ -312,6 +312,7 @@ class WorkerMetrics(StoringMetrics):
             "penstock_blocks_awaited", "Blocks that other workers stored while one waited for them"
         )
         self.handoff_faults = self._counter("penstock_handoff_faults", "Hand-offs that became a recompute")
+        self.unproven = self._counter("penstock_unproven_plans", "Requests refused because no router had planned them")
         self._given = self._counter(
             "penstock_worker_prompt_tokens",
             "Tokens that sequences began with, by where their KV came from, as told to gateways",

@@ -275,6 +275,41 @@ class Request(_message.Message):
 Global___Request: _TypeAlias = Request  # noqa: Y015
 
 @_typing.final
+class Capability(_message.Message):
+    """A router's word to one worker that it has made this plan. What else it covers stands in the Request: its id, its
+    tenant's namespace, the root of its blocks, its sources.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    PREFILL_FIELD_NUMBER: _builtins.int
+    DECODE_FIELD_NUMBER: _builtins.int
+    MAC_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    """of the plan"""
+    prefill: _builtins.str
+    """addresses of the workers; empty: the one that decodes computes the prompt"""
+    decode: _builtins.str
+    mac: _builtins.bytes
+    """HMAC-SHA256 under the key that the worker has given the router"""
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        prefill: _builtins.str = ...,
+        decode: _builtins.str = ...,
+        mac: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "epoch", b"epoch", "mac", b"mac", "prefill", b"prefill"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Capability: _TypeAlias = Capability  # noqa: Y015
+
+@_typing.final
 class Retain(_message.Message):
     """A wish that blocks be kept: the leading ones of the prompt."""
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from penstock.v1 import common_pb2 as penstock_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18penstock/v1/decode.proto\x12\x0bpenstock.v1\x1a\x18penstock/v1/common.proto\"!\n\rListenRequest\x12\x10\n\x08listener\x18\x01 \x01(\t\"/\n\x0b\x44\x65stination\x12\x10\n\x08listener\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\r\"\x9e\x01\n\nTokenBatch\x12\r\n\x05\x63\x61lls\x18\x01 \x03(\r\x12\x0f\n\x07indices\x18\x02 \x03(\r\x12\x0b\n\x03ids\x18\x03 \x03(\r\x12&\n\x06\x65vents\x18\x04 \x03(\x0b\x32\x16.penstock.v1.CallEvent\x12\'\n\x06\x64rafts\x18\x05 \x03(\x0b\x32\x17.penstock.v1.CallDrafts\x12\x12\n\npatience_s\x18\x06 \x01(\x01\"?\n\nCallDrafts\x12\x0c\n\x04\x63\x61ll\x18\x01 \x01(\r\x12#\n\x06\x64rafts\x18\x02 \x01(\x0b\x32\x13.penstock.v1.Drafts\"D\n\tCallEvent\x12\x0c\n\x04\x63\x61ll\x18\x01 \x01(\r\x12)\n\x05\x65vent\x18\x02 \x01(\x0b\x32\x1a.penstock.v1.GenerateEvent\"/\n\rHandoffSource\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\"\xa8\x01\n\x0fGenerateRequest\x12%\n\x07request\x18\x01 \x01(\x0b\x32\x14.penstock.v1.Request\x12\x30\n\x07handoff\x18\x02 \x01(\x0b\x32\x1a.penstock.v1.HandoffSourceH\x00\x88\x01\x01\x12)\n\x02to\x18\x03 \x01(\x0b\x32\x18.penstock.v1.DestinationH\x01\x88\x01\x01\x42\n\n\x08_handoffB\x05\n\x03_to\"\x8c\x02\n\rGenerateEvent\x12\"\n\x06tokens\x18\x01 \x03(\x0b\x32\x12.penstock.v1.Token\x12#\n\x06\x66inish\x18\x02 \x01(\x0e\x32\x13.penstock.v1.Finish\x12$\n\x05\x63\x61\x63he\x18\x03 \x01(\x0b\x32\x15.penstock.v1.CacheUse\x12&\n\x05times\x18\x04 \x01(\x0b\x32\x17.penstock.v1.StageTimes\x12#\n\x06\x64rafts\x18\x05 \x01(\x0b\x32\x13.penstock.v1.Drafts\x12\x16\n\x0ehandoff_failed\x18\x07 \x01(\x08\x12\'\n\x08retained\x18\x08 \x01(\x0b\x32\x15.penstock.v1.Retained2\x91\x01\n\x06\x44\x65\x63ode\x12\x46\n\x08Generate\x12\x1c.penstock.v1.GenerateRequest\x1a\x1a.penstock.v1.GenerateEvent0\x01\x12?\n\x06Listen\x12\x1a.penstock.v1.ListenRequest\x1a\x17.penstock.v1.TokenBatch0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18penstock/v1/decode.proto\x12\x0bpenstock.v1\x1a\x18penstock/v1/common.proto\"!\n\rListenRequest\x12\x10\n\x08listener\x18\x01 \x01(\t\"/\n\x0b\x44\x65stination\x12\x10\n\x08listener\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\r\"\x9e\x01\n\nTokenBatch\x12\r\n\x05\x63\x61lls\x18\x01 \x03(\r\x12\x0f\n\x07indices\x18\x02 \x03(\r\x12\x0b\n\x03ids\x18\x03 \x03(\r\x12&\n\x06\x65vents\x18\x04 \x03(\x0b\x32\x16.penstock.v1.CallEvent\x12\'\n\x06\x64rafts\x18\x05 \x03(\x0b\x32\x17.penstock.v1.CallDrafts\x12\x12\n\npatience_s\x18\x06 \x01(\x01\"?\n\nCallDrafts\x12\x0c\n\x04\x63\x61ll\x18\x01 \x01(\r\x12#\n\x06\x64rafts\x18\x02 \x01(\x0b\x32\x13.penstock.v1.Drafts\"D\n\tCallEvent\x12\x0c\n\x04\x63\x61ll\x18\x01 \x01(\r\x12)\n\x05\x65vent\x18\x02 \x01(\x0b\x32\x1a.penstock.v1.GenerateEvent\"3\n\rHandoffSource\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0b\n\x03mac\x18\x03 \x01(\x0cJ\x04\x08\x02\x10\x03\"\xd5\x01\n\x0fGenerateRequest\x12%\n\x07request\x18\x01 \x01(\x0b\x32\x14.penstock.v1.Request\x12\x30\n\x07handoff\x18\x02 \x01(\x0b\x32\x1a.penstock.v1.HandoffSourceH\x00\x88\x01\x01\x12)\n\x02to\x18\x03 \x01(\x0b\x32\x18.penstock.v1.DestinationH\x01\x88\x01\x01\x12+\n\ncapability\x18\x04 \x01(\x0b\x32\x17.penstock.v1.CapabilityB\n\n\x08_handoffB\x05\n\x03_to\"\x8c\x02\n\rGenerateEvent\x12\"\n\x06tokens\x18\x01 \x03(\x0b\x32\x12.penstock.v1.Token\x12#\n\x06\x66inish\x18\x02 \x01(\x0e\x32\x13.penstock.v1.Finish\x12$\n\x05\x63\x61\x63he\x18\x03 \x01(\x0b\x32\x15.penstock.v1.CacheUse\x12&\n\x05times\x18\x04 \x01(\x0b\x32\x17.penstock.v1.StageTimes\x12#\n\x06\x64rafts\x18\x05 \x01(\x0b\x32\x13.penstock.v1.Drafts\x12\x16\n\x0ehandoff_failed\x18\x07 \x01(\x08\x12\'\n\x08retained\x18\x08 \x01(\x0b\x32\x15.penstock.v1.Retained2\x91\x01\n\x06\x44\x65\x63ode\x12\x46\n\x08Generate\x12\x1c.penstock.v1.GenerateRequest\x1a\x1a.penstock.v1.GenerateEvent0\x01\x12?\n\x06Listen\x12\x1a.penstock.v1.ListenRequest\x1a\x17.penstock.v1.TokenBatch0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,11 +43,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CALLEVENT']._serialized_start=377
   _globals['_CALLEVENT']._serialized_end=445
   _globals['_HANDOFFSOURCE']._serialized_start=447
-  _globals['_HANDOFFSOURCE']._serialized_end=494
-  _globals['_GENERATEREQUEST']._serialized_start=497
-  _globals['_GENERATEREQUEST']._serialized_end=665
-  _globals['_GENERATEEVENT']._serialized_start=668
-  _globals['_GENERATEEVENT']._serialized_end=936
-  _globals['_DECODE']._serialized_start=939
-  _globals['_DECODE']._serialized_end=1084
+  _globals['_HANDOFFSOURCE']._serialized_end=498
+  _globals['_GENERATEREQUEST']._serialized_start=501
+  _globals['_GENERATEREQUEST']._serialized_end=714
+  _globals['_GENERATEEVENT']._serialized_start=717
+  _globals['_GENERATEEVENT']._serialized_end=985
+  _globals['_DECODE']._serialized_start=988
+  _globals['_DECODE']._serialized_end=1133
 # @@protoc_insertion_point(module_scope)

@@ -170,19 +170,20 @@ class HandoffSource(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ADDRESS_FIELD_NUMBER: _builtins.int
-    EPOCH_FIELD_NUMBER: _builtins.int
+    MAC_FIELD_NUMBER: _builtins.int
     address: _builtins.str
-    """of the prefill worker"""
-    epoch: _builtins.int
+    """of the prefill worker: that of the capability"""
+    mac: _builtins.bytes
+    """of that worker's capability"""
     def __init__(
         self,
         *,
         address: _builtins.str = ...,
-        epoch: _builtins.int = ...,
+        mac: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "epoch", b"epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "mac", b"mac"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -195,6 +196,7 @@ class GenerateRequest(_message.Message):
     REQUEST_FIELD_NUMBER: _builtins.int
     HANDOFF_FIELD_NUMBER: _builtins.int
     TO_FIELD_NUMBER: _builtins.int
+    CAPABILITY_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def request(self) -> _common_pb2.Request: ...
     @_builtins.property
@@ -203,16 +205,21 @@ class GenerateRequest(_message.Message):
 
     @_builtins.property
     def to(self) -> Global___Destination: ...
+    @_builtins.property
+    def capability(self) -> _common_pb2.Capability:
+        """a worker that has joined a router does nothing without"""
+
     def __init__(
         self,
         *,
         request: _common_pb2.Request | None = ...,
         handoff: Global___HandoffSource | None = ...,
         to: Global___Destination | None = ...,
+        capability: _common_pb2.Capability | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_handoff", b"_handoff", "_to", b"_to", "handoff", b"handoff", "request", b"request", "to", b"to"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_handoff", b"_handoff", "_to", b"_to", "capability", b"capability", "handoff", b"handoff", "request", b"request", "to", b"to"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_handoff", b"_handoff", "_to", b"_to", "handoff", b"handoff", "request", b"request", "to", b"to"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_handoff", b"_handoff", "_to", b"_to", "capability", b"capability", "handoff", b"handoff", "request", b"request", "to", b"to"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__handoff: _TypeAlias = _typing.Literal["handoff"]  # noqa: Y015
     _WhichOneofArgType__handoff: _TypeAlias = _typing.Literal["_handoff", b"_handoff"]  # noqa: Y015

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from penstock.v1 import common_pb2 as penstock_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19penstock/v1/prefill.proto\x12\x0bpenstock.v1\x1a\x18penstock/v1/common.proto\"F\n\x0ePrefillRequest\x12%\n\x07request\x18\x01 \x01(\x0b\x32\x14.penstock.v1.Request\x12\r\n\x05\x65poch\x18\x02 \x01(\r\"\xcd\x01\n\x0cPrefillEvent\x12!\n\x05token\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Token\x12#\n\x06\x66inish\x18\x02 \x01(\x0e\x32\x13.penstock.v1.Finish\x12$\n\x05\x63\x61\x63he\x18\x03 \x01(\x0b\x32\x15.penstock.v1.CacheUse\x12&\n\x05times\x18\x04 \x01(\x0b\x32\x17.penstock.v1.StageTimes\x12\'\n\x08retained\x18\x05 \x01(\x0b\x32\x15.penstock.v1.Retained\"3\n\x0eHandoffRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\"e\n\x0cHandoffEvent\x12\x17\n\rstored_blocks\x18\x01 \x01(\rH\x00\x12$\n\x04\x64one\x18\x02 \x01(\x0b\x32\x14.penstock.v1.HandoffH\x00\x12\x0e\n\x04tail\x18\x03 \x01(\x0cH\x00\x42\x06\n\x04kind\"|\n\x07Handoff\x12!\n\x05token\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Token\x12\x14\n\x0cvalid_tokens\x18\x02 \x01(\r\x12\x12\n\ntail_bytes\x18\x03 \x01(\x04\x12\x15\n\rtail_checksum\x18\x04 \x01(\x0c\x12\r\n\x05\x61ge_s\x18\x05 \x01(\x01\x32\x93\x01\n\x07Prefill\x12\x43\n\x07Prefill\x12\x1b.penstock.v1.PrefillRequest\x1a\x19.penstock.v1.PrefillEvent0\x01\x12\x43\n\x07Handoff\x12\x1b.penstock.v1.HandoffRequest\x1a\x19.penstock.v1.HandoffEvent0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19penstock/v1/prefill.proto\x12\x0bpenstock.v1\x1a\x18penstock/v1/common.proto\"j\n\x0ePrefillRequest\x12%\n\x07request\x18\x01 \x01(\x0b\x32\x14.penstock.v1.Request\x12+\n\ncapability\x18\x03 \x01(\x0b\x32\x17.penstock.v1.CapabilityJ\x04\x08\x02\x10\x03\"\xcd\x01\n\x0cPrefillEvent\x12!\n\x05token\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Token\x12#\n\x06\x66inish\x18\x02 \x01(\x0e\x32\x13.penstock.v1.Finish\x12$\n\x05\x63\x61\x63he\x18\x03 \x01(\x0b\x32\x15.penstock.v1.CacheUse\x12&\n\x05times\x18\x04 \x01(\x0b\x32\x17.penstock.v1.StageTimes\x12\'\n\x08retained\x18\x05 \x01(\x0b\x32\x15.penstock.v1.Retained\"@\n\x0eHandoffRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0b\n\x03mac\x18\x03 \x01(\x0c\"e\n\x0cHandoffEvent\x12\x17\n\rstored_blocks\x18\x01 \x01(\rH\x00\x12$\n\x04\x64one\x18\x02 \x01(\x0b\x32\x14.penstock.v1.HandoffH\x00\x12\x0e\n\x04tail\x18\x03 \x01(\x0cH\x00\x42\x06\n\x04kind\"|\n\x07Handoff\x12!\n\x05token\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Token\x12\x14\n\x0cvalid_tokens\x18\x02 \x01(\r\x12\x12\n\ntail_bytes\x18\x03 \x01(\x04\x12\x15\n\rtail_checksum\x18\x04 \x01(\x0c\x12\r\n\x05\x61ge_s\x18\x05 \x01(\x01\x32\x93\x01\n\x07Prefill\x12\x43\n\x07Prefill\x12\x1b.penstock.v1.PrefillRequest\x1a\x19.penstock.v1.PrefillEvent0\x01\x12\x43\n\x07Handoff\x12\x1b.penstock.v1.HandoffRequest\x1a\x19.penstock.v1.HandoffEvent0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,15 +33,15 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'penstock.v1.prefill_pb2', _
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PREFILLREQUEST']._serialized_start=68
-  _globals['_PREFILLREQUEST']._serialized_end=138
-  _globals['_PREFILLEVENT']._serialized_start=141
-  _globals['_PREFILLEVENT']._serialized_end=346
-  _globals['_HANDOFFREQUEST']._serialized_start=348
-  _globals['_HANDOFFREQUEST']._serialized_end=399
-  _globals['_HANDOFFEVENT']._serialized_start=401
-  _globals['_HANDOFFEVENT']._serialized_end=502
-  _globals['_HANDOFF']._serialized_start=504
-  _globals['_HANDOFF']._serialized_end=628
-  _globals['_PREFILL']._serialized_start=631
-  _globals['_PREFILL']._serialized_end=778
+  _globals['_PREFILLREQUEST']._serialized_end=174
+  _globals['_PREFILLEVENT']._serialized_start=177
+  _globals['_PREFILLEVENT']._serialized_end=382
+  _globals['_HANDOFFREQUEST']._serialized_start=384
+  _globals['_HANDOFFREQUEST']._serialized_end=448
+  _globals['_HANDOFFEVENT']._serialized_start=450
+  _globals['_HANDOFFEVENT']._serialized_end=551
+  _globals['_HANDOFF']._serialized_start=553
+  _globals['_HANDOFF']._serialized_end=677
+  _globals['_PREFILL']._serialized_start=680
+  _globals['_PREFILL']._serialized_end=827
 # @@protoc_insertion_point(module_scope)

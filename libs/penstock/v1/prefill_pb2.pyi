@@ -22,20 +22,22 @@ class PrefillRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUEST_FIELD_NUMBER: _builtins.int
-    EPOCH_FIELD_NUMBER: _builtins.int
-    epoch: _builtins.int
-    """of the plan; a hand-off is asked for with the same"""
+    CAPABILITY_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def request(self) -> _common_pb2.Request: ...
+    @_builtins.property
+    def capability(self) -> _common_pb2.Capability:
+        """a worker that has joined a router does nothing without"""
+
     def __init__(
         self,
         *,
         request: _common_pb2.Request | None = ...,
-        epoch: _builtins.int = ...,
+        capability: _common_pb2.Capability | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["capability", b"capability", "request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "request", b"request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capability", b"capability", "request", b"request"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -87,17 +89,22 @@ class HandoffRequest(_message.Message):
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
+    MAC_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     epoch: _builtins.int
+    """of the plan"""
+    mac: _builtins.bytes
+    """of the capability that this worker was given for it"""
     def __init__(
         self,
         *,
         request_id: _builtins.str = ...,
         epoch: _builtins.int = ...,
+        mac: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "mac", b"mac", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -58,6 +58,7 @@ class Hello(_message.Message):
     KV_CAPACITY_TOKENS_FIELD_NUMBER: _builtins.int
     ROUTERS_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    PLAN_KEY_FIELD_NUMBER: _builtins.int
     member_id: _builtins.str
     """unique per process start"""
     role: Global___Role.ValueType
@@ -76,6 +77,8 @@ class Hello(_message.Message):
     """that it joins: those others plan for it too"""
     version: _builtins.str
     """of its code and its wire"""
+    plan_key: _builtins.bytes
+    """32 bytes of its own choice: with it this router proves its plans to the worker"""
     @_builtins.property
     def spec(self) -> _common_pb2.KvSpec: ...
     def __init__(
@@ -92,10 +95,11 @@ class Hello(_message.Message):
         kv_capacity_tokens: _builtins.int = ...,
         routers: _builtins.int = ...,
         version: _builtins.str = ...,
+        plan_key: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "host_id", b"host_id", "kv_capacity_tokens", b"kv_capacity_tokens", "max_model_len", b"max_model_len", "max_running", b"max_running", "member_id", b"member_id", "model_name", b"model_name", "role", b"role", "routers", b"routers", "spec", b"spec", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "host_id", b"host_id", "kv_capacity_tokens", b"kv_capacity_tokens", "max_model_len", b"max_model_len", "max_running", b"max_running", "member_id", b"member_id", "model_name", b"model_name", "plan_key", b"plan_key", "role", b"role", "routers", b"routers", "spec", b"spec", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -487,10 +491,13 @@ class JoinRequest(_message.Message):
     ROLE_FIELD_NUMBER: _builtins.int
     STORE_FIELD_NUMBER: _builtins.int
     EVICTED_FIELD_NUMBER: _builtins.int
+    PLAN_KEY_FIELD_NUMBER: _builtins.int
     draining: _builtins.bool
     """no new work, please; running work goes on. false: new work again"""
     role: Global___Role.ValueType
     """of a worker: new work of this kind from now on; running work goes on"""
+    plan_key: _builtins.bytes
+    """in place of that of the hello"""
     @_builtins.property
     def hello(self) -> Global___Hello:
         """first, once"""
@@ -519,12 +526,13 @@ class JoinRequest(_message.Message):
         role: Global___Role.ValueType = ...,
         store: Global___StoreLoad | None = ...,
         evicted: Global___Evicted | None = ...,
+        plan_key: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "draining", b"draining", "evicted", b"evicted", "hello", b"hello", "kind", b"kind", "load", b"load", "role", b"role", "store", b"store"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "draining", b"draining", "evicted", b"evicted", "hello", b"hello", "kind", b"kind", "load", b"load", "plan_key", b"plan_key", "role", b"role", "store", b"store"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "draining", b"draining", "evicted", b"evicted", "hello", b"hello", "kind", b"kind", "load", b"load", "role", b"role", "store", b"store"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "draining", b"draining", "evicted", b"evicted", "hello", b"hello", "kind", b"kind", "load", b"load", "plan_key", b"plan_key", "role", b"role", "store", b"store"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "load", "blocks", "draining", "role", "store", "evicted"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "load", "blocks", "draining", "role", "store", "evicted", "plan_key"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -1311,6 +1319,9 @@ class PlanAsk(_message.Message):
     FIRST_TOKEN_S_FIELD_NUMBER: _builtins.int
     TOKEN_S_FIELD_NUMBER: _builtins.int
     YIELDS_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    CACHE_ROOT_FIELD_NUMBER: _builtins.int
     model_name: _builtins.str
     tenant: _builtins.str
     session: _builtins.str
@@ -1337,6 +1348,10 @@ class PlanAsk(_message.Message):
     """each of the other tokens, after the one before"""
     yields: _builtins.bool
     """as in Request: it is held back until a worker has a place for it that nobody else wants"""
+    request_id: _builtins.str
+    """as in Request, like the next two: for the workers' capabilities"""
+    namespace: _builtins.bytes
+    cache_root: _builtins.bytes
     @_builtins.property
     def avoid(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Members that failed this request by a fault of transport or of their own, never by refusing its content: not
@@ -1370,10 +1385,13 @@ class PlanAsk(_message.Message):
         first_token_s: _builtins.float | None = ...,
         token_s: _builtins.float | None = ...,
         yields: _builtins.bool = ...,
+        request_id: _builtins.str = ...,
+        namespace: _builtins.bytes = ...,
+        cache_root: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_first_token_s", b"_first_token_s", "_token_s", b"_token_s", "first_token_s", b"first_token_s", "kept", b"kept", "token_s", b"token_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first_token_s", b"_first_token_s", "_token_s", b"_token_s", "after", b"after", "avoid", b"avoid", "block_keys", b"block_keys", "first_token_s", b"first_token_s", "full", b"full", "kept", b"kept", "max_tokens", b"max_tokens", "model_name", b"model_name", "output_tokens", b"output_tokens", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "session", b"session", "tenant", b"tenant", "token_s", b"token_s", "weight", b"weight", "yields", b"yields"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first_token_s", b"_first_token_s", "_token_s", b"_token_s", "after", b"after", "avoid", b"avoid", "block_keys", b"block_keys", "cache_root", b"cache_root", "first_token_s", b"first_token_s", "full", b"full", "kept", b"kept", "max_tokens", b"max_tokens", "model_name", b"model_name", "namespace", b"namespace", "output_tokens", b"output_tokens", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "session", b"session", "tenant", b"tenant", "token_s", b"token_s", "weight", b"weight", "yields", b"yields"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__first_token_s: _TypeAlias = _typing.Literal["first_token_s"]  # noqa: Y015
     _WhichOneofArgType__first_token_s: _TypeAlias = _typing.Literal["_first_token_s", b"_first_token_s"]  # noqa: Y015
@@ -1481,8 +1499,11 @@ class Placement(_message.Message):
     MEMBER_ID_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
     SOURCES_FIELD_NUMBER: _builtins.int
+    MAC_FIELD_NUMBER: _builtins.int
     member_id: _builtins.str
     address: _builtins.str
+    mac: _builtins.bytes
+    """of the Capability"""
     @_builtins.property
     def sources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """stores of other hosts that hold, or will hold, what the store of this host lacks"""
@@ -1493,10 +1514,11 @@ class Placement(_message.Message):
         member_id: _builtins.str = ...,
         address: _builtins.str = ...,
         sources: _abc.Iterable[_builtins.str] | None = ...,
+        mac: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "member_id", b"member_id", "sources", b"sources"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "mac", b"mac", "member_id", b"member_id", "sources", b"sources"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -151,6 +151,7 @@ class _Place:
                 joined=self._joined[number],
                 obey=self.obey,
                 evict=self.evict,
+                plan_keys=worker.plan_keys,
             )
             for number, router in enumerate(worker.config.router)
         ]

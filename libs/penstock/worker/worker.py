@@ -10,6 +10,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from math import inf
 
+import structlog
+
 from penstock.engine.engine import Engine
 from penstock.engine.errors import EngineBusy, EngineClosed, EngineError, NotFinite, RequestRefused
 from penstock.engine.hooks import KvSource, Relay
@@ -21,8 +23,10 @@ from penstock.kv.cost import PrefillCost
 from penstock.kv.identity import Chain
 from penstock.kv.pace import Pace
 from penstock.kv.recent import RecentKeys
+from penstock.rpc.capability import PlanKeys, PlanTerms
 from penstock.rpc.channels import Channels
 from penstock.runtime.metrics import WorkerMetrics
+from penstock.v1 import common_pb2
 from penstock.worker.claiming import PromptClaim
 from penstock.worker.config import WorkerConfig
 from penstock.worker.fetching import Fetcher, StoredPrefix
@@ -34,6 +38,7 @@ from penstock.worker.resident import ResidentBlocks
 from penstock.worker.retaining import Retainer
 from penstock.worker.spans import stage_spans
 
+_LOG = structlog.get_logger("penstock.worker")
 _FIRST_RATE = 500.0
 """Tokens per second of prompts that a worker believes in before it has computed one."""
 
@@ -84,11 +89,31 @@ class Worker:
         self.resident = ResidentBlocks(engine.pool)
         self.changed = asyncio.Event()
         """Set when the load has changed."""
+        self.plan_keys = PlanKeys()
+        """Of its routers: with any, it does what they have planned and nothing else."""
         self._idle = IdleWatch()
 
     def stats(self) -> EngineStats:
         """Those of the engine, as `IdleWatch` sees them."""
         return self._idle.seen(self.engine.stats(), time.monotonic())
+
+    def check_planned(self, order: Order, capability: common_pb2.Capability) -> None:
+        """Raises Unavailable unless a router of this worker has planned this, and that lately."""
+        if not self.config.router:
+            return
+        terms = PlanTerms(
+            request_id=order.request.id,
+            epoch=capability.epoch,
+            namespace=order.origin.namespace,
+            cache_root=order.cache_root,
+            prefill=capability.prefill,
+            decode=capability.decode,
+            sources=order.origin.sources,
+        )
+        if not self.plan_keys.prove(terms, capability.mac):
+            self.metrics.unproven.inc()
+            _LOG.warning("a request that no router has planned, or not lately", request=order.request.id)
+            raise Unavailable("no router of this worker has planned this, or not lately", code="not_planned")
 
     def work(self, order: Order) -> Work:
         """The hooks of one request."""

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import inf
 
 from msgspec.structs import astuple
 
 from penstock.errors import Forbidden, InvalidRequest
-from penstock.kv.bounds import check_key, keys_of
+from penstock.kv.bounds import check_key, check_namespace, keys_of
+from penstock.kv.identity import KEY_BYTES
 from penstock.kv.spec import spec_from_message, spec_to_message
 from penstock.router.line import HeldAsk
 from penstock.router.plans import PlanAsk, Planned
 from penstock.router.registry import Measured, Member, Registry, RegistryView, Report, Seat
 from penstock.router.running import RunningPlan
 from penstock.router.workers import Role
-from penstock.rpc.bounds import check_address, check_count, check_id, check_name, check_seconds, check_session
+from penstock.rpc.bounds import (
+    check_address,
+    check_count,
+    check_id,
+    check_length,
+    check_name,
+    check_seconds,
+    check_session,
+)
+from penstock.rpc.capability import PLAN_KEY_BYTES, PlanTerms
 from penstock.rpc.identity import CallingMember
 from penstock.runtime.addresses import HostPort, SocketAddress
 from penstock.v1 import common_pb2, router_pb2
@@ -86,6 +96,12 @@ def _worker(hello: router_pb2.Hello) -> Member:
         routers=max(1, hello.routers),
         version=hello.version,
     )
+
+
+def plan_key(field: str, key: bytes) -> bytes:
+    """The key with which plans are proved to a worker; empty: it asks for no proof. Raises InvalidRequest."""
+    check_length(field, key, 0, PLAN_KEY_BYTES)
+    return key
 
 
 def role(message: router_pb2.Role.ValueType, field: str) -> Role:
@@ -177,6 +193,10 @@ def ask(message: router_pb2.PlanAsk) -> PlanAsk:
     check_count("ask.full", message.full, _MOST_AVOIDED)
     if message.after:
         check_key("ask.after", message.after)
+    if message.request_id:
+        check_id("ask.request_id", message.request_id)
+    check_namespace("ask.namespace", message.namespace)
+    check_length("ask.cache_root", message.cache_root, 0, KEY_BYTES)
     return PlanAsk(
         model=message.model_name,
         prompt_tokens=message.prompt_tokens,
@@ -194,6 +214,9 @@ def ask(message: router_pb2.PlanAsk) -> PlanAsk:
         first_token_s=_target("ask.first_token_s", message.first_token_s if message.HasField("first_token_s") else inf),
         token_s=_target("ask.token_s", message.token_s if message.HasField("token_s") else inf),
         yields=message.yields,
+        request_id=message.request_id,
+        namespace=message.namespace,
+        cache_root=message.cache_root,
     )
 
 
@@ -240,8 +263,10 @@ def held_back(held: HeldAsk) -> router_pb2.PlanResponse:
     return router_pb2.PlanResponse(held=router_pb2.HeldBack(wait_s=held.wait_s))
 
 
-def plan(planned: Planned, epoch: int, name: str) -> router_pb2.PlanResponse:
-    """The answer; `name` is the plan's, among those of all routers."""
+def plan(
+    planned: Planned, ask: PlanAsk, epoch: int, name: str, key_of: Callable[[str], bytes]
+) -> router_pb2.PlanResponse:
+    """The answer; `name` is the plan's, among those of all routers. `key_of` gives a member's plan key."""
     response = router_pb2.PlanResponse(
         decode=_placement(planned.decode, planned.decode_sources),
         epoch=epoch,
@@ -250,7 +275,25 @@ def plan(planned: Planned, epoch: int, name: str) -> router_pb2.PlanResponse:
     )
     if planned.prefill is not None:
         response.prefill.CopyFrom(_placement(planned.prefill, planned.prefill_sources))
+        _prove(response.prefill, response, ask, key_of)
+    _prove(response.decode, response, ask, key_of)
     return response
+
+
+def _prove(
+    place: router_pb2.Placement, plan: router_pb2.PlanResponse, ask: PlanAsk, key_of: Callable[[str], bytes]
+) -> None:
+    """Adds the proof for one worker of a plan."""
+    if key := key_of(place.member_id):
+        place.mac = PlanTerms(
+            request_id=ask.request_id,
+            epoch=plan.epoch,
+            namespace=ask.namespace,
+            cache_root=ask.cache_root,
+            prefill=plan.prefill.address,
+            decode=plan.decode.address,
+            sources=tuple(place.sources),
+        ).mac(key)
 
 
 def view(seen: RegistryView) -> router_pb2.MeshView:

@@ -44,6 +44,10 @@ class PlanAsk(msgspec.Struct, frozen=True, kw_only=True):
     """Likewise each of the others, after the one before."""
     yields: bool = False
     """It gets places that nobody else wants."""
+    request_id: str = ""
+    """Like the next two, only for the capabilities of its workers."""
+    namespace: bytes = b""
+    cache_root: bytes = b""
 
     @property
     def begun(self) -> bool:

@@ -167,6 +167,8 @@ class Seat:
     """Takes its id whenever something here changes."""
     rates: Rates
     """Of all workers of its model."""
+    plan_key: bytes = b""
+    """With which plans are proved to it; empty: it asks for no proof."""
     draining: bool = False
     report: Report = field(default_factory=Report)
     reported_at: float = -inf

@@ -137,6 +137,7 @@ class Router:
         except PenstockError as error:
             self._log.warning("member refused", member=member.id, reason=error.message)
             raise
+        seat.plan_key = messages.plan_key("hello.plan_key", hello.plan_key)
         if old is not None:
             self._mailboxes[old].end(Unavailable("a newer stream of this member has taken over"))
         self.planner.index.drop(member.id)
@@ -206,8 +207,10 @@ class Router:
                 self.shown.loaded(seat, request.store)
             case "evicted":
                 self.evictions.heard(seat, request.evicted)
+            case "plan_key":
+                seat.plan_key = messages.plan_key("plan_key", request.plan_key)
             case _:
-                raise InvalidRequest("after the hello: load, blocks, draining, role, store or evicted")
+                raise InvalidRequest("after the hello: load, blocks, draining, role, store, evicted or plan_key")
 
     def _stood(self) -> None:
         """A member wants other work than before."""

@@ -86,7 +86,7 @@ class PlanStreams:
                     self._count_plan(planned)
                     self._recent.add(self._name(number), planned)
                     epoch += 1
-                    yield messages.plan(planned, epoch, self._name(number))
+                    yield messages.plan(planned, ask, epoch, self._name(number), self._plan_key)
                 elif number is None:
                     raise InvalidRequest("ask first")
                 elif request.HasField("hint"):
@@ -181,6 +181,10 @@ class PlanStreams:
                 self._planner.prefilled(number)
             self._planner.generated(number, progress.generated)
         self.stir()
+
+    def _plan_key(self, member: str) -> bytes:
+        seat = self._planner.registry.get(member)
+        return b"" if seat is None else seat.plan_key
 
     def _name(self, number: int) -> str:
         """The plan's, among those of all routers."""

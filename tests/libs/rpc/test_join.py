@@ -13,6 +13,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock.errors import Refused
+from penstock.rpc import join
+from penstock.rpc.capability import PLAN_KEY_BYTES
 from penstock.rpc.channels import open_channels
 from penstock.rpc.join import stay_joined
 from penstock.rpc.server import serve
@@ -93,7 +95,10 @@ async def joined(address: str, **events: Any) -> AsyncIterator[list[int]]:
 async def test_hello_then_load_then_load_when_changed() -> None:
     router, changed, is_joined = FakeRouter(), asyncio.Event(), asyncio.Event()
     async with serving(router) as address, joined(address, changed=changed, joined=is_joined):
-        assert (await router.next("hello")).hello == HELLO
+        hello = (await router.next("hello")).hello
+        assert len(hello.plan_key) == PLAN_KEY_BYTES
+        hello.plan_key = b""
+        assert hello == HELLO
         assert (await router.next("load")).load.running == 1
         assert is_joined.is_set()
         began = time.monotonic()
@@ -102,6 +107,19 @@ async def test_hello_then_load_then_load_when_changed() -> None:
         assert time.monotonic() - began < 0.9, "the change was not waited for"
     async with asyncio.timeout(5):
         await router.left.wait()
+
+
+async def test_the_key_of_plans_is_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(join, "RENEW_S", 0.01)
+    router = FakeRouter()
+    async with serving(router) as address, joined(address):
+        known = {(await router.next("hello")).hello.plan_key}
+        async with asyncio.timeout(10):
+            while len(known) < 4:
+                _, request = await router.heard.get()
+                if request.HasField("plan_key"):
+                    known.add(request.plan_key)
+    assert {len(key) for key in known} == {PLAN_KEY_BYTES}
 
 
 async def test_many_changes_are_one_push() -> None:

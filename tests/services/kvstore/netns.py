@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from penstock.kv.client import client as client_module
-from penstock.kvstore import service as service_module
+import penstock
 from penstock.runtime.lifecycle import SUPERVISOR_FD
 
 PORT = 7401
@@ -115,7 +114,7 @@ class Network:
     def start(self, host: str, service: str, *options: str, port: int = PORT) -> subprocess.Popen[bytes]:
         """A service on a host, which listens at a port and is ready when this returns."""
         ours, theirs = socket.socketpair()
-        paths = [str(Path(module.__file__ or "").parents[2]) for module in (client_module, service_module)]
+        paths = [str(Path(part).parent) for part in penstock.__path__]
         inside = ["ip", "netns", "exec", self.names[host], sys.executable, "-m", f"penstock.{service}"]
         with theirs:
             process = subprocess.Popen(

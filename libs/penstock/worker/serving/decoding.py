@@ -9,7 +9,7 @@ from functools import partial
 import grpc
 
 from penstock.engine.request import Update
-from penstock.rpc.bounds import check_address
+from penstock.rpc.bounds import bad, check_address
 from penstock.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2
 from penstock.worker.convert import (
     cache_to_message,
@@ -54,11 +54,17 @@ class DecodeService(decode_pb2_grpc.DecodeServicer):
     ) -> AsyncGenerator[decode_pb2.GenerateEvent, None]:
         """Those events of a request that `way` does not take as they come to be: at least the first and the last."""
         order = order_from_message(request.request)
+        self._worker.check_planned(order, request.capability)
         asked, work = order.request, self._worker.work(order)
         metrics, source = self._worker.metrics, None
         if request.HasField("handoff"):
-            channel = self._worker.channels.to(check_address("handoff.address", request.handoff.address), "worker")
-            wanted = prefill_pb2.HandoffRequest(request_id=asked.id, epoch=request.handoff.epoch)
+            address = check_address("handoff.address", request.handoff.address)
+            if request.handoff.address != request.capability.prefill:
+                raise bad("handoff.address", repr(request.handoff.address), "must be that of the capability")
+            channel = self._worker.channels.to(address, "worker")
+            wanted = prefill_pb2.HandoffRequest(
+                request_id=asked.id, epoch=request.capability.epoch, mac=request.handoff.mac
+            )
             size = self._worker.engine.spec.block_bytes
             costs = self._worker.handoffs
             source = HandoffPrefix(channel, wanted, work, costs, left_s, block_bytes=size, metrics=metrics)

@@ -1,8 +1,8 @@
 """Hand-offs: what a decode worker needs of a prefill that runs, or has just run, here.
 
-A hand-off is named by (request id, epoch of the plan). The gateway calls Prefill and Decode at the same time, so
-either side may come first; it waits a bounded time for the other. An entry holds at most one block of bytes and
-disappears when it is taken, or `keep_s` after the prefill has ended.
+A hand-off is named by (request id, epoch of the plan, proof of the plan). The gateway calls Prefill and Decode at the
+same time, so either side may come first; it waits a bounded time for the other. An entry holds at most one block of
+bytes and disappears when it is taken, or `keep_s` after the prefill has ended.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from penstock.engine.request import TokenOut
 from penstock.errors import NotFound
 from penstock.worker.publishing import BlockSink
 
-Name = tuple[str, int]
+Name = tuple[str, int, bytes]
+"""With the `mac` of the prefill worker's capability: only who was told it gets the hand-off."""
 
 
 @dataclass

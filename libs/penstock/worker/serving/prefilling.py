@@ -41,8 +41,10 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
         wanted = message.sampling.max_tokens
         first = len(message.output_ids) + 1
         order = order_from_message(message, max_tokens=min(wanted, first))
+        self._worker.check_planned(order, request.capability)
         work = self._worker.work(order)
-        with self._handoffs.offer((message.request_id, request.epoch), work.sink) as entry:
+        name = (message.request_id, request.capability.epoch, request.capability.mac)
+        with self._handoffs.offer(name, work.sink) as entry:
             told = 0
             async for update in self._worker.generate(order.request, work):
                 for token in update.tokens:
@@ -76,7 +78,7 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
         context: grpc.aio.ServicerContext[prefill_pb2.HandoffRequest, prefill_pb2.HandoffEvent],
     ) -> AsyncIterator[prefill_pb2.HandoffEvent]:
         """Reports stored blocks as they appear, then the first token and the tail."""
-        entry = await self._handoffs.take((request.request_id, request.epoch))
+        entry = await self._handoffs.take((request.request_id, request.epoch, request.mac))
         told = -1
         ready = False
         while not ready:

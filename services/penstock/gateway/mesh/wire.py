@@ -52,6 +52,9 @@ def plan_ask(
             first_token_s=_left(request.first_token_by),
             token_s=None if request.token_s == inf else request.token_s,
             yields=request.yields,
+            request_id=request.id,
+            namespace=request.namespace,
+            cache_root=request.root,
         )
     )
 
@@ -101,21 +104,27 @@ def assignment(message: router_pb2.PlanResponse) -> Assignment:
 
 
 def prefill_request(
-    request: ChoiceRequest, output: Sequence[int], place: Placement, epoch: int
+    request: ChoiceRequest, output: Sequence[int], place: Placement, chosen: Assignment
 ) -> prefill_pb2.PrefillRequest:
-    """The request to the worker that computes the prompt; `output` has the tokens that were emitted before."""
-    message = prefill_pb2.PrefillRequest(epoch=epoch)
+    """The request to the worker that computes the prompt, of those that were chosen; `output` has the tokens that were
+    emitted before."""
+    message = prefill_pb2.PrefillRequest(capability=_capability(place, chosen))
     _fill(message.request, request, output, place.sources)
     return message
 
 
 def generate_request(request: ChoiceRequest, output: Sequence[int], chosen: Assignment) -> decode_pb2.GenerateRequest:
     """The request to the worker that decodes."""
-    message = decode_pb2.GenerateRequest()
+    message = decode_pb2.GenerateRequest(capability=_capability(chosen.decode, chosen))
     _fill(message.request, request, output, chosen.decode.sources)
     if chosen.prefill is not None:
-        message.handoff.address, message.handoff.epoch = chosen.prefill.address, chosen.epoch
+        message.handoff.address, message.handoff.mac = chosen.prefill.address, chosen.prefill.mac
     return message
+
+
+def _capability(place: Placement, chosen: Assignment) -> common_pb2.Capability:
+    prefill = "" if chosen.prefill is None else chosen.prefill.address
+    return common_pb2.Capability(epoch=chosen.epoch, prefill=prefill, decode=chosen.decode.address, mac=place.mac)
 
 
 def prefill_gain(event: prefill_pb2.PrefillEvent) -> Gain | None:
@@ -212,7 +221,7 @@ def _fill(message: common_pb2.Request, request: ChoiceRequest, output: Sequence[
 
 
 def _placement(message: router_pb2.Placement) -> Placement:
-    return Placement(message.member_id, message.address, tuple(message.sources))
+    return Placement(message.member_id, message.address, tuple(message.sources), message.mac)
 
 
 def _reasons(message: router_pb2.PlanReasons) -> Reasons:

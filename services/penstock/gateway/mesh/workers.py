@@ -157,7 +157,7 @@ class Workers:
         """The token after `output`, from the assignment's prefill worker: one report."""
         place = chosen.prefill
         assert place is not None
-        message = wire.prefill_request(request, output, place, chosen.epoch)
+        message = wire.prefill_request(request, output, place, chosen)
         async with self._line("prefill", place, hear) as line:
             stub = prefill_pb2_grpc.PrefillStub(line.channel)
             call = stub.Prefill(message, timeout=self._remaining(), metadata=outgoing())

@@ -72,6 +72,8 @@ class Placement:
     address: str
     sources: Sequence[str] = ()
     """Stores of other hosts that hold blocks which the store of this worker's host lacks."""
+    mac: bytes = b""
+    """Proves the plan to the worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
