@@ -247,6 +247,15 @@ def test_each_service_shows_the_certificate_of_its_role(guarded: list[Manifest],
     assert not any("member-tls" in flags(each) for pod in pods(full).values() for each in pod.containers)
 
 
+def test_workers_seal_unless_they_are_told_not_to(plain: list[Manifest]) -> None:
+    def sealing(manifests: list[Manifest]) -> set[str]:
+        everybody = [each for pod in pods(manifests).values() for each in pod.containers]
+        return {flags(each).get("seal", "") for each in everybody if service_of(each) in ("prefill", "decode")}
+
+    assert sealing(plain) == {"true"}
+    assert sealing(render("--set", "seal=false")) == {""}
+
+
 def test_who_asks_for_certificates_is_probed_from_inside(guarded: list[Manifest]) -> None:
     for pod in pods(guarded).values():
         for container in pod.containers:

@@ -161,7 +161,7 @@ async def until(fact: Callable[[], bool], what: str, seconds: float = 10) -> Non
 
 def mesh_keys(mesh: Mesh, tokens: list[int]) -> list[bytes]:
     """The block keys that the mesh gives these tokens, for its default tenant."""
-    spec = mesh.workers[0].engine.spec
+    spec = mesh.workers[0].spec
     return block_keys(root_key(spec, mesh.gateway.reception.auth.namespace("default")), tokens, spec.block_size)
 
 

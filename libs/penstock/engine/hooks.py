@@ -7,7 +7,7 @@ layout that `Engine.spec` names.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from penstock.engine.request import SamplingParams, TokenOut, Update
@@ -15,8 +15,8 @@ from penstock.kv.device.memory import DeviceView
 
 Source = memoryview | DeviceView
 """A block's bytes: in host memory, or on the engine's device."""
-Check = Callable[[int, memoryview], bool]
-"""Whether the bytes are those of the block with that index in the call."""
+Copy = Callable[[int, memoryview], bool]
+"""Copies the block with that index of the call, from host memory; False: it is not intact."""
 
 
 class PageWriter(Protocol):
@@ -28,13 +28,13 @@ class PageWriter(Protocol):
     @property
     def block_bytes(self) -> int: ...
 
-    async def write(self, first_block: int, blocks: Sequence[Source], check: Check | None = None) -> int:
+    async def write(self, first_block: int, blocks: Sequence[Source], copy: Copy | None = None) -> int:
         """Copies `blocks` (each `block_bytes` long) to the pages from `first_block` on; the buffers may be reused
-        when the call is over. `check` sees every copy of host memory, in order and maybe in a thread; the write ends
-        before the first that it refuses. Blocks on the device come first, and are not checked.
+        when the call is over. With `copy` that one copies those in host memory, in order and maybe in a thread; the
+        write ends before the first that is not intact. Blocks on the device come first, and are copied here.
 
         Blocks are written from 0 upward; a block that was written before may be written again. Returns how many
-        blocks were stored: fewer than given when the pool is short or `check` refused one, 0 when the load has been
+        blocks were stored: fewer than given when the pool is short or one was not intact, 0 when the load has been
         given up or its pages were needed elsewhere (a late write changes no page). ValueError for a block of another
         length, for one that leaves a gap, and for one that is shared.
         """
@@ -171,6 +171,8 @@ class DraftTerms:
     """Whose it is: what was computed for one owner is used for no other."""
     session: bytes = b""
     """Names the session to whoever keeps what was computed."""
+    seal: bytes = field(default=b"", repr=False)
+    """With which that one seals it."""
 
 
 MOST_STATES = 32

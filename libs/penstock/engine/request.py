@@ -77,6 +77,8 @@ class Request:
     are guessed from texts of the same owner only."""
     session: bytes = b""
     """Names the conversation that it belongs to, beside others of the same owner; empty: unknown."""
+    seal: bytes = field(default=b"", repr=False)
+    """What whoever keeps blocks of the owner seals them with; empty: nothing."""
     priority: int = 0
     """Seconds by which it is later in line than it came, or earlier. Lower is earlier."""
     yields: bool = False

@@ -221,6 +221,7 @@ class Request(_message.Message):
     SOURCES_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     YIELDS_FIELD_NUMBER: _builtins.int
+    SEAL_KEY_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """unique per choice; appears in every log line and span"""
     cache_root: _builtins.bytes
@@ -233,6 +234,8 @@ class Request(_message.Message):
     """beside others of its namespace: so many seconds later in line, or earlier"""
     yields: _builtins.bool
     """it gets only what requests that do not yield leave of each step"""
+    seal_key: _builtins.bytes
+    """32 bytes: of the tenant's sealed blocks. Empty where blocks are not sealed"""
     @_builtins.property
     def prompt_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """fixed: on the wire as in memory, so that a long prompt costs one copy"""
@@ -265,10 +268,11 @@ class Request(_message.Message):
         sources: _abc.Iterable[_builtins.str] | None = ...,
         priority: _builtins.int = ...,
         yields: _builtins.bool = ...,
+        seal_key: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_root", b"cache_root", "namespace", b"namespace", "output_ids", b"output_ids", "priority", b"priority", "prompt_ids", b"prompt_ids", "request_id", b"request_id", "retain", b"retain", "sampling", b"sampling", "session", b"session", "sources", b"sources", "yields", b"yields"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_root", b"cache_root", "namespace", b"namespace", "output_ids", b"output_ids", "priority", b"priority", "prompt_ids", b"prompt_ids", "request_id", b"request_id", "retain", b"retain", "sampling", b"sampling", "seal_key", b"seal_key", "session", b"session", "sources", b"sources", "yields", b"yields"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,31 +25,31 @@ _sym_db = _symbol_database.Default()
 from penstock.v1 import common_pb2 as penstock_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17penstock/v1/draft.proto\x12\x0bpenstock.v1\x1a\x18penstock/v1/common.proto\"s\n\nDraftTerms\x12\'\n\x08sampling\x18\x01 \x01(\x0b\x32\x15.penstock.v1.Sampling\x12\x0e\n\x06prompt\x18\x02 \x01(\r\x12\x0c\n\x04\x65nds\x18\x03 \x03(\r\x12\r\n\x05owner\x18\x04 \x01(\x0c\x12\x0f\n\x07session\x18\x05 \x01(\t\"\xab\x01\n\rDraftSequence\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0c\n\x04keep\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\x07\x12\t\n\x01k\x18\x04 \x01(\r\x12\x13\n\x0btraceparent\x18\x05 \x01(\t\x12&\n\x05terms\x18\x06 \x01(\x0b\x32\x17.penstock.v1.DraftTerms\x12(\n\x06states\x18\x07 \x01(\x0b\x32\x18.penstock.v1.DraftStates\"*\n\x0b\x44raftStates\x12\r\n\x05\x62\x65gin\x18\x01 \x01(\r\x12\x0c\n\x04rows\x18\x02 \x01(\x0c\"Z\n\tDraftNews\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12-\n\tsequences\x18\x02 \x03(\x0b\x32\x1a.penstock.v1.DraftSequence\x12\x0e\n\x06\x66orget\x18\x03 \x03(\x04\"j\n\nDraftLeads\x12\x0b\n\x03ids\x18\x01 \x03(\x04\x12\r\n\x05\x61\x66ter\x18\x02 \x03(\x04\x12\x0f\n\x07lengths\x18\x03 \x03(\r\x12\x0e\n\x06\x63ounts\x18\x04 \x03(\r\x12\x0e\n\x06tokens\x18\x05 \x03(\r\x12\x0f\n\x07refused\x18\x06 \x03(\x04\"\x11\n\x0f\x44\x65scribeRequest\"E\n\x10\x44\x65scribeResponse\x12\x11\n\ttokenizer\x18\x01 \x01(\t\x12\x0e\n\x06layers\x18\x02 \x03(\r\x12\x0e\n\x06hidden\x18\x03 \x01(\r\"\x13\n\x11VocabularyRequest\",\n\x0eVocabularyPart\x12\r\n\x05texts\x18\x01 \x03(\t\x12\x0b\n\x03ids\x18\x02 \x03(\r2\xdd\x01\n\x05\x44raft\x12>\n\x07Propose\x12\x16.penstock.v1.DraftNews\x1a\x17.penstock.v1.DraftLeads(\x01\x30\x01\x12G\n\x08\x44\x65scribe\x12\x1c.penstock.v1.DescribeRequest\x1a\x1d.penstock.v1.DescribeResponse\x12K\n\nVocabulary\x12\x1e.penstock.v1.VocabularyRequest\x1a\x1b.penstock.v1.VocabularyPart0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17penstock/v1/draft.proto\x12\x0bpenstock.v1\x1a\x18penstock/v1/common.proto\"\x85\x01\n\nDraftTerms\x12\'\n\x08sampling\x18\x01 \x01(\x0b\x32\x15.penstock.v1.Sampling\x12\x0e\n\x06prompt\x18\x02 \x01(\r\x12\x0c\n\x04\x65nds\x18\x03 \x03(\r\x12\r\n\x05owner\x18\x04 \x01(\x0c\x12\x0f\n\x07session\x18\x05 \x01(\t\x12\x10\n\x08seal_key\x18\x06 \x01(\x0c\"\xab\x01\n\rDraftSequence\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0c\n\x04keep\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\x07\x12\t\n\x01k\x18\x04 \x01(\r\x12\x13\n\x0btraceparent\x18\x05 \x01(\t\x12&\n\x05terms\x18\x06 \x01(\x0b\x32\x17.penstock.v1.DraftTerms\x12(\n\x06states\x18\x07 \x01(\x0b\x32\x18.penstock.v1.DraftStates\"*\n\x0b\x44raftStates\x12\r\n\x05\x62\x65gin\x18\x01 \x01(\r\x12\x0c\n\x04rows\x18\x02 \x01(\x0c\"Z\n\tDraftNews\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12-\n\tsequences\x18\x02 \x03(\x0b\x32\x1a.penstock.v1.DraftSequence\x12\x0e\n\x06\x66orget\x18\x03 \x03(\x04\"j\n\nDraftLeads\x12\x0b\n\x03ids\x18\x01 \x03(\x04\x12\r\n\x05\x61\x66ter\x18\x02 \x03(\x04\x12\x0f\n\x07lengths\x18\x03 \x03(\r\x12\x0e\n\x06\x63ounts\x18\x04 \x03(\r\x12\x0e\n\x06tokens\x18\x05 \x03(\r\x12\x0f\n\x07refused\x18\x06 \x03(\x04\"\x11\n\x0f\x44\x65scribeRequest\"E\n\x10\x44\x65scribeResponse\x12\x11\n\ttokenizer\x18\x01 \x01(\t\x12\x0e\n\x06layers\x18\x02 \x03(\r\x12\x0e\n\x06hidden\x18\x03 \x01(\r\"\x13\n\x11VocabularyRequest\",\n\x0eVocabularyPart\x12\r\n\x05texts\x18\x01 \x03(\t\x12\x0b\n\x03ids\x18\x02 \x03(\r2\xdd\x01\n\x05\x44raft\x12>\n\x07Propose\x12\x16.penstock.v1.DraftNews\x1a\x17.penstock.v1.DraftLeads(\x01\x30\x01\x12G\n\x08\x44\x65scribe\x12\x1c.penstock.v1.DescribeRequest\x1a\x1d.penstock.v1.DescribeResponse\x12K\n\nVocabulary\x12\x1e.penstock.v1.VocabularyRequest\x1a\x1b.penstock.v1.VocabularyPart0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'penstock.v1.draft_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DRAFTTERMS']._serialized_start=66
-  _globals['_DRAFTTERMS']._serialized_end=181
-  _globals['_DRAFTSEQUENCE']._serialized_start=184
-  _globals['_DRAFTSEQUENCE']._serialized_end=355
-  _globals['_DRAFTSTATES']._serialized_start=357
-  _globals['_DRAFTSTATES']._serialized_end=399
-  _globals['_DRAFTNEWS']._serialized_start=401
-  _globals['_DRAFTNEWS']._serialized_end=491
-  _globals['_DRAFTLEADS']._serialized_start=493
-  _globals['_DRAFTLEADS']._serialized_end=599
-  _globals['_DESCRIBEREQUEST']._serialized_start=601
-  _globals['_DESCRIBEREQUEST']._serialized_end=618
-  _globals['_DESCRIBERESPONSE']._serialized_start=620
-  _globals['_DESCRIBERESPONSE']._serialized_end=689
-  _globals['_VOCABULARYREQUEST']._serialized_start=691
-  _globals['_VOCABULARYREQUEST']._serialized_end=710
-  _globals['_VOCABULARYPART']._serialized_start=712
-  _globals['_VOCABULARYPART']._serialized_end=756
-  _globals['_DRAFT']._serialized_start=759
-  _globals['_DRAFT']._serialized_end=980
+  _globals['_DRAFTTERMS']._serialized_start=67
+  _globals['_DRAFTTERMS']._serialized_end=200
+  _globals['_DRAFTSEQUENCE']._serialized_start=203
+  _globals['_DRAFTSEQUENCE']._serialized_end=374
+  _globals['_DRAFTSTATES']._serialized_start=376
+  _globals['_DRAFTSTATES']._serialized_end=418
+  _globals['_DRAFTNEWS']._serialized_start=420
+  _globals['_DRAFTNEWS']._serialized_end=510
+  _globals['_DRAFTLEADS']._serialized_start=512
+  _globals['_DRAFTLEADS']._serialized_end=618
+  _globals['_DESCRIBEREQUEST']._serialized_start=620
+  _globals['_DESCRIBEREQUEST']._serialized_end=637
+  _globals['_DESCRIBERESPONSE']._serialized_start=639
+  _globals['_DESCRIBERESPONSE']._serialized_end=708
+  _globals['_VOCABULARYREQUEST']._serialized_start=710
+  _globals['_VOCABULARYREQUEST']._serialized_end=729
+  _globals['_VOCABULARYPART']._serialized_start=731
+  _globals['_VOCABULARYPART']._serialized_end=775
+  _globals['_DRAFT']._serialized_start=778
+  _globals['_DRAFT']._serialized_end=999
 # @@protoc_insertion_point(module_scope)

@@ -32,12 +32,15 @@ class DraftTerms(_message.Message):
     ENDS_FIELD_NUMBER: _builtins.int
     OWNER_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
+    SEAL_KEY_FIELD_NUMBER: _builtins.int
     prompt: _builtins.int
     """leading tokens of the sequence that are no output"""
     owner: _builtins.bytes
     """Request.namespace: what was computed for one owner is used for no other"""
     session: _builtins.str
     """Request.session"""
+    seal_key: _builtins.bytes
+    """Request.seal_key"""
     @_builtins.property
     def sampling(self) -> _common_pb2.Sampling: ...
     @_builtins.property
@@ -52,10 +55,11 @@ class DraftTerms(_message.Message):
         ends: _abc.Iterable[_builtins.int] | None = ...,
         owner: _builtins.bytes = ...,
         session: _builtins.str = ...,
+        seal_key: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ends", b"ends", "owner", b"owner", "prompt", b"prompt", "sampling", b"sampling", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ends", b"ends", "owner", b"owner", "prompt", b"prompt", "sampling", b"sampling", "seal_key", b"seal_key", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

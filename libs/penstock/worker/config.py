@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 from penstock.engine.config import EngineConfig
 from penstock.kv.host import host_id
+from penstock.kv.sealing import check_seal
 from penstock.runtime.addresses import HostPort
 from penstock.runtime.config import (
     LOG_LEVELS,
@@ -64,6 +65,10 @@ class WorkerConfig:
     lend: bool = True
     """Leave blocks where they were computed, for the store to take them from there, as long as there is room. A worker
     that only computes prompts does not, because decode asks for all of them at once, nor one that began so."""
+    seal: bool = False
+    """Encrypt and authenticate blocks before they leave the worker, with a key of their tenant that the gateway sends
+    with each request, derived from its server key. Blocks are then copied to the store, not lent, and none stays on a
+    GPU. All workers of a model have the same setting."""
     claim_s: float = 0.03
     """Least seconds of computing for which other workers' blocks are waited for, and own ones claimed at the store."""
     fetch_wait_s: float = 0.03
@@ -99,6 +104,7 @@ class WorkerConfig:
         more_than(self, 0, "store_timeout_s", "step_limit_s")
         at_least(self, 0, "claim_s", "fetch_wait_s", "drain_s", "handoff_wait_s", "handoff_keep_s")
         one_of(self, LOG_LEVELS, "log_level")
+        check_seal(self.seal)
 
     @property
     def served_name(self) -> str:

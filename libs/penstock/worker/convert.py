@@ -9,6 +9,7 @@ from penstock.errors import InvalidRequest
 from penstock.kv.bounds import check_namespace
 from penstock.kv.client.origin import Origin
 from penstock.kv.identity import KEY_BYTES
+from penstock.kv.sealing import SEAL_KEY_BYTES
 from penstock.rpc.bounds import bad, check_count, check_id, check_length, check_session
 from penstock.runtime.drafts import DraftAccount, proposer_name, proposer_number
 from penstock.v1 import common_pb2
@@ -33,6 +34,7 @@ def order_from_message(message: common_pb2.Request, max_tokens: int | None = Non
     check_length("cache_root", message.cache_root, KEY_BYTES)
     check_session("session", message.session)
     check_namespace("namespace", message.namespace)
+    check_length("seal_key", message.seal_key, 0, SEAL_KEY_BYTES)
     check_count("sources", message.sources, _MAX_SOURCES)
     if not message.prompt_ids:
         raise InvalidRequest("prompt_ids is empty; a prompt has at least one token", field="prompt_ids")
@@ -42,11 +44,12 @@ def order_from_message(message: common_pb2.Request, max_tokens: int | None = Non
         output=tuple(message.output_ids),
         sampling=sampling_from_message(message.sampling, max_tokens),
         owner=message.namespace,
+        seal=message.seal_key,
         session=message.session.encode(),
         priority=_priority(message.priority),
         yields=message.yields,
     )
-    origin = Origin(message.session, message.namespace, tuple(message.sources))
+    origin = Origin(message.session, message.namespace, tuple(message.sources), message.seal_key)
     return Order(request=request, cache_root=message.cache_root, origin=origin, marks=_marks(message))
 
 

@@ -138,8 +138,8 @@ class Fetcher:
         async with self.store.lease(keys, self.origin, checked=False, on_device=True, wait_s=wait_s) as leased:
             near = leased.on_device.views
             blocks: list[Source] = [*near, *leased.blocks]
-            check = partial(_check, leased, len(near))
-            written = await pages.write(self.blocks, blocks, check) if blocks else 0
+            copy = partial(_copy, leased, len(near))
+            written = await pages.write(self.blocks, blocks, copy) if blocks else 0
             if not leased.on_device.still_valid():
                 written = 0  # blocks from the device have no other check
             tiers = ["gpu"] * len(near) + leased.tiers
@@ -152,8 +152,8 @@ class Fetcher:
         return leased.more and written == len(blocks)
 
 
-def _check(leased: Leased, on_device: int, index: int, copy: memoryview) -> bool:
-    return leased.check(index - on_device, copy)
+def _copy(leased: Leased, on_device: int, index: int, into: memoryview) -> bool:
+    return leased.copy(index - on_device, into)
 
 
 class StoredPrefix:

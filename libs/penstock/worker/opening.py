@@ -30,7 +30,7 @@ from penstock.worker.publishing import BlockPublisher, open_publisher
 from penstock.worker.rotation import in_rotation
 from penstock.worker.stored import StoredKeys
 from penstock.worker.turns import shared_cores
-from penstock.worker.worker import Worker
+from penstock.worker.worker import Worker, stored_spec
 
 _LOG = structlog.get_logger("penstock.worker")
 _PUBLISH_SHARE = 4
@@ -69,8 +69,8 @@ async def open_worker(
     """
     _stay(config)
     check_device(config.engine)
-    device = device_of(config.engine.device)
-    lends = config.lend and bool(config.kvstore) and role != router_pb2.ROLE_PREFILL
+    device = None if config.seal else device_of(config.engine.device)
+    lends = config.lend and bool(config.kvstore) and role != router_pb2.ROLE_PREFILL and not config.seal
     settings = replace(config.engine, shared_pages=lends)
     member = MemberIdentity.of(config.member_tls, "worker")
     async with (
@@ -91,7 +91,7 @@ async def open_worker(
             open_store(
                 store_channel,
                 name,
-                engine.spec,
+                stored_spec(config, engine),
                 config.host,
                 timeout_s=config.store_timeout_s,
                 device=device,

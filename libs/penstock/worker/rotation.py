@@ -204,7 +204,7 @@ def hello(worker: Worker, role: router_pb2.Role.ValueType, address: str) -> rout
         address=address,
         host_id=worker.config.host,
         model_name=worker.config.served_name,
-        spec=spec_to_message(engine.spec),
+        spec=spec_to_message(worker.spec),
         max_model_len=engine.max_model_len,
         max_running=worker.config.engine.max_running,
         kv_capacity_tokens=engine.stats().total_pages * engine.spec.block_size,

@@ -23,6 +23,8 @@ from penstock.kv.cost import PrefillCost
 from penstock.kv.identity import Chain
 from penstock.kv.pace import Pace
 from penstock.kv.recent import RecentKeys
+from penstock.kv.sealing import sealed
+from penstock.kv.spec import KvSpec
 from penstock.rpc.capability import PlanKeys, PlanTerms
 from penstock.rpc.channels import Channels
 from penstock.runtime.metrics import WorkerMetrics
@@ -62,6 +64,11 @@ class Work:
         return used
 
 
+def stored_spec(config: WorkerConfig, engine: Engine) -> KvSpec:
+    """Of the blocks that the worker stores, which name its KV to the mesh."""
+    return sealed(engine.spec) if config.seal else engine.spec
+
+
 class Worker:
     """The engine and everything else that its servicer needs; made by `open_worker`."""
 
@@ -77,6 +84,7 @@ class Worker:
     ) -> None:
         self.config = config
         self.engine = engine
+        self.spec = stored_spec(config, engine)
         self.store = store
         self.publisher = publisher
         self.channels = channels

@@ -42,6 +42,7 @@ _DRAFT_SHARE = 8
 _OWN_PACE = 0.75
 """Workers that keep this share of their pace beside each other have cores of their own; two on one core keep half."""
 _TENANT_SHARE = 0.5
+_SEALED: dict[bool, tuple[str, ...]] = {False: (), True: ("--seal",)}
 _SAID = ("dtype", "weights", "device", "itl_target_ms")
 """Engine settings that `up` decides for all workers; the others may also be set for prefill or decode workers alone."""
 
@@ -103,6 +104,9 @@ class MeshOptions:
     """Most bytes of that disk to use, for example 20GiB."""
     kv_gpu_bytes: Size = 0
     """GPU memory for cached KV, for example 2GiB; 0: none."""
+    seal: Literal["auto", "on", "off"] = "auto"
+    """Encrypt and authenticate cached KV, for each tenant with a key of its own, derived from that of server-key-file.
+    auto: where there is such a file, and a disk for KV, and no GPU memory for it, which can't be sealed."""
     engine: Annotated[EngineSettings, Parameter(name="*")] = field(default_factory=EngineSettings)
     """How the workers compute."""
     drain_s: float = 5.0
@@ -135,6 +139,11 @@ class MeshOptions:
         check_gpu_bytes("--kv-gpu-bytes", self.kv_gpu_bytes)
         one_of(self, LOG_LEVELS, "log_level")
         one_of(self, get_args(Sockets), "sockets")
+        one_of(self, ("auto", "on", "off"), "seal")
+        if self.seal == "on" and self.server_key_file is None:
+            raise ConfigError("seal", "on", "needs server-key-file: the keys of tenants are derived from it")
+        if self.seal == "on" and self.kv_gpu_bytes:
+            raise ConfigError("seal", "on", "blocks on a GPU can't be sealed: kv-gpu-bytes must be 0")
         if self.tool_format:
             one_of(self, tuple(FORMATS), "tool_format")
         if self.api_keys is None and not is_loopback(self.host):
@@ -142,6 +151,12 @@ class MeshOptions:
         if self.api_keys is not None and self.server_key_file is None:
             right = "must be set with api-keys; make one with `openssl rand -hex 32 > FILE`"
             raise ConfigError("server_key_file", "", right)
+
+    @property
+    def seals(self) -> bool:
+        """Whether cached KV is sealed."""
+        keeps = self.server_key_file is not None and self.kv_nvme_dir is not None and not self.kv_gpu_bytes
+        return self.seal == "on" or (self.seal == "auto" and keeps)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -380,7 +395,7 @@ def _workers(
     each, role = prefill + options.decode, ("--role", "both" if options.aggregated else "decode")
     for place, model in enumerate(models):
         shares = iter(host_shares(each * len(models), model.weights_bytes)[place * each :])
-        what = (*worker, "--model", str(model.directory), "--model-name", model.name)
+        what = (*worker, "--model", str(model.directory), "--model-name", model.name, *_SEALED[options.seals])
         draft = ("--draft", model.draft_address or "none")
         for number in range(place * prefill, (place + 1) * prefill):
             asked = ("--draft", "none") if model.told else draft  # it tells no states, and a head needs them
@@ -421,9 +436,9 @@ def _tiers(options: MeshOptions, models: Sequence[_Model]) -> Iterator[str]:
 def _drafts(options: MeshOptions, models: Sequence[_Model], store: SocketAddress) -> Iterator[ChildSpec]:
     for place, model in enumerate(models):
         if model.told and not options.draft_service:
-            what = ("--model", str(model.directory), "--head", str(model.head))
+            what: tuple[str | SocketAddress, ...] = ("--model", str(model.directory), "--head", str(model.head))
         elif model.draft is not None:
-            what = ("--model", str(model.draft), "--kvstore", store)
+            what = ("--model", str(model.draft), "--kvstore", store, *_SEALED[options.seals])
         else:
             continue
         own = ("--address", model.draft_address or "", "--threads", "1", "--device", options.engine.device)

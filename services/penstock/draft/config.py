@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.engine.config import EngineConfig
+from penstock.kv.sealing import check_seal
 from penstock.runtime.addresses import HostPort
 from penstock.runtime.config import (
     LOG_LEVELS,
@@ -48,6 +49,8 @@ class DraftConfig:
     """Most sequences in one step."""
     kvstore: OptionalAddress = None
     """Address of this host's kvstore, host:port or unix:/path; empty: none, and every text is computed."""
+    seal: bool = False
+    """Encrypt and authenticate blocks in the store, as the workers do; see their `seal`."""
     host_id: str = ""
     """A store with the same host id shares its memory; empty: this machine's id."""
     store_timeout_s: float = 2.0
@@ -74,6 +77,7 @@ class DraftConfig:
         at_least(self, 0, "kv_pool_tokens")
         at_least(self, 1, "threads", "max_streams", "max_stream_sequences", "max_stream_tokens")
         one_of(self, LOG_LEVELS, "log_level")
+        check_seal(self.seal)
         self.engine(1)  # checks the rest
 
     def engine(self, kv_pool_tokens: int) -> EngineConfig:

@@ -329,7 +329,7 @@ def load_draft(config: DraftConfig) -> LoadedDraft:
         return _load_head(config)
     try:
         pool = config.engine(config.kv_pool_tokens or _room(config))
-        model = DraftModel(pool, stores=bool(config.kvstore))
+        model = DraftModel(pool, stores=bool(config.kvstore), seals=config.seal)
         checkpoint = model.checkpoint
         description = Description(tokenizer_fingerprint(checkpoint), partial(vocabulary, checkpoint))
     except CheckpointError as error:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from penstock.draft.config import DraftConfig
-from penstock.engine.hooks import Check, Source
+from penstock.engine.hooks import Copy, Source
 from penstock.engine.named import NameWatcher
 from penstock.engine.speculation.leads import BlockMove, DraftBlocks, Foresight
 from penstock.kv.client.client import BlockPut, Origin, StoreClient, open_store
@@ -173,12 +173,12 @@ class _Writer:
         self.block_size = memory.block_size
         self.block_bytes = memory.block_bytes
 
-    async def write(self, first_block: int, blocks: Sequence[Source], check: Check | None = None) -> int:
+    async def write(self, first_block: int, blocks: Sequence[Source], copy: Copy | None = None) -> int:
         """Copies blocks to pages, in a thread when they are many."""
         pages = self._pages[first_block : first_block + len(blocks)]
         if len(blocks) * self.block_bytes <= _INLINE_BYTES:
-            return self._memory.write(pages, blocks, check)
-        return await to_its_end(self._threads, lambda: self._memory.write(pages, blocks, check))
+            return self._memory.write(pages, blocks, copy)
+        return await to_its_end(self._threads, lambda: self._memory.write(pages, blocks, copy))
 
     async def take(self, first_block: int, blocks: int, within_s: float | None = None) -> int:
         """None: the model has taken what is in its pages."""
@@ -229,7 +229,8 @@ class _Reference:
 
 
 def _origin(blocks: DraftBlocks) -> Origin:
-    return Origin(blocks.terms.session.decode(), blocks.terms.owner)
+    terms = blocks.terms
+    return Origin(terms.session.decode(), terms.owner, seal=terms.seal)
 
 
 @asynccontextmanager
@@ -250,7 +251,7 @@ async def open_draft_kv(
             open_store(
                 channels.to(config.kvstore, "store"),
                 f"draft-{os.getpid()}",
-                model.spec,
+                model.stored_spec,
                 config.host_id or host_id(),
                 timeout_s=config.store_timeout_s,
                 draft=True,

@@ -18,7 +18,8 @@ from penstock.engine.hooks import MOST_STATES, DraftStates, DraftTerms
 from penstock.engine.speculation.leads import DraftLead, DraftTold, SequenceId
 from penstock.errors import InvalidRequest
 from penstock.kv.bounds import check_namespace
-from penstock.rpc.bounds import bad, check_session
+from penstock.kv.sealing import SEAL_KEY_BYTES
+from penstock.rpc.bounds import bad, check_length, check_session
 from penstock.rpc.context import read_trace
 from penstock.v1 import draft_pb2
 from penstock.worker.sampling import sampling_from_message
@@ -196,8 +197,9 @@ def _terms(message: draft_pb2.DraftTerms) -> DraftTerms:
         raise InvalidRequest(str(error), field=error.field) from error
     check_namespace("owner", message.owner)
     check_session("session", message.session)
-    session = message.session.encode()
-    return DraftTerms(sampling, message.prompt, frozenset(message.ends), message.owner, session)
+    check_length("seal_key", message.seal_key, 0, SEAL_KEY_BYTES)
+    session, seal = message.session.encode(), message.seal_key
+    return DraftTerms(sampling, message.prompt, frozenset(message.ends), message.owner, session, seal)
 
 
 def _letters(terms: DraftTerms) -> int:

@@ -24,14 +24,15 @@ def copies_both_kinds(device: Device, place: str, directory: Path, own: DeviceMe
     blocks = [arena.view(0, size), arena.view(2 * size, size), noise(3, size), noise(4, size)]
     seen: list[int] = []
 
-    def check(index: int, copy: memoryview) -> bool:
+    def copy(index: int, into: memoryview) -> bool:
         seen.append(index)
-        return copy == noise(3, size)
+        into[:] = blocks[index]
+        return index == 2
 
-    assert memory.write([5, 1, 3, 4], blocks, check) == 3
+    assert memory.write([5, 1, 3, 4], blocks, copy) == 3
     assert [memory.view(page) for page in (5, 1, 3)] == [noise(number, size) for number in (1, 2, 3)]
-    assert seen == [2, 3], "those on the device have nobody to check them here"
-    assert memory.write([2], blocks[1:2], check) == 1
+    assert seen == [2, 3], "those on the device are copied there"
+    assert memory.write([2], blocks[1:2], copy) == 1
     assert memory.view(2) == noise(2, size)
     arena.close()
 

@@ -463,10 +463,10 @@ async def test_large_copy_outlives_its_reader_but_not_its_pages(tmp_path, kit):
         started, go = threading.Event(), threading.Event()
         write = pages_of.write
 
-        def slow(pages, blocks, check):
+        def slow(pages, blocks, copy):
             started.set()
             go.wait()
-            return write(pages, blocks, check)
+            return write(pages, blocks, copy)
 
         pages_of.write = slow
         source = kit.Source(blocks_of(sink)[:20])

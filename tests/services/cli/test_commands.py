@@ -167,6 +167,7 @@ def test_a_wrong_model_directory_is_said_within_a_second(tmp_path: Path) -> None
         (("--kv-host-bytes", "5"), "--kv-host-bytes", "at least 64KiB"),
         (("--kv-host-bytes", "64KiB"), "--kv-host-bytes", "16 blocks of this model"),
         (("--kv-nvme-dir", "{here}/new", "--kv-nvme-bytes", "100KiB"), "--kv-nvme-bytes", "16 blocks of this model"),
+        (("--seal", "on"), "seal", "needs server-key-file"),
         (("--kv-nvme-dir", "{here}"), "--kv-nvme-bytes", "for example 20GiB"),
         (("--kv-nvme-bytes", "2GiB"), "--kv-nvme-dir", "give the directory"),
         (("--kv-nvme-dir", "{here}/new", "--kv-nvme-bytes", "900TiB"), "--kv-nvme-bytes", "there is room for"),
@@ -630,6 +631,27 @@ def test_the_store_is_told_its_tiers(tmp_path: Path) -> None:
     )
     assert with_disk[-8:] == tiers
     assert told["kvstore"][-4:] == ("--host-bytes", "1GiB", "--draft-bytes", "128MiB")
+
+
+@pytest.mark.parametrize(
+    ("given", "sealed"),
+    [
+        ({}, False),
+        ({"server_key_file": "key"}, False),
+        ({"disk": True}, False),
+        ({"server_key_file": "key", "disk": True}, True),
+        ({"server_key_file": "key", "disk": True, "seal": "off"}, False),
+        ({"server_key_file": "key", "seal": "on"}, True),
+    ],
+)
+def test_blocks_are_sealed_where_there_is_a_key_and_a_disk(tmp_path: Path, given: dict[str, Any], sealed: bool) -> None:
+    disk = {"kv_nvme_dir": tmp_path / "kv", "kv_nvme_bytes": 9 << 20} if given.pop("disk", False) else {}
+    if "server_key_file" in given:
+        given["server_key_file"] = tmp_path / "key"
+    with reserved_ports() as ports:
+        children = plan_mesh(MeshOptions(port=0, **given, **disk), ports).children
+    told = {child.name.split("-")[0]: "--seal" in child.command for child in children}
+    assert told == dict.fromkeys(told, False) | dict.fromkeys({"decode", "draft"}, sealed)
 
 
 def test_a_draft_that_is_no_model_is_refused(tmp_path: Path) -> None:

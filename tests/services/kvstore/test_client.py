@@ -137,9 +137,10 @@ async def read_and_check(store: StoreClient, names: Sequence[bytes]) -> list[byt
     copies: list[bytes] = []
     async with store.lease(names, checked=False) as leased:
         for index, view in enumerate(leased.blocks):
-            copies.append(bytes(view))
-            if not leased.check(index, copies[index]):
+            into = bytearray(view.nbytes)
+            if not leased.copy(index, memoryview(into)):
                 return copies[:index]
+            copies.append(bytes(into))
     return copies
 
 

@@ -7,6 +7,7 @@ import pytest
 from penstock.bench.harness import BenchReport
 from penstock.bench.measured.document import section
 from penstock.bench.trust.measure import measure
+from penstock.bench.trust.sealing import rates
 from penstock.bench.trust.sockets import WaySample, way_figures
 from penstock.runtime.config import ConfigError
 
@@ -22,6 +23,18 @@ def test_sockets_are_beside_ports_round_by_round() -> None:
     assert "TTFT over Unix sockets : over ports" in text
 
 
+def test_seals_are_beside_memcpy_and_plain_blocks_round_by_round() -> None:
+    got = {"memcpy in": [10.0, 10.0], "memcpy out": [20.0, 10.0], "put": [5.0, 7.0], "plain put": [10.0, 7.0]}
+    got |= {"get": [16.0, 9.0], "plain get": [16.0, 18.0], "remote get": [1.0, 1.0], "plain remote get": [2.0, 1.0]}
+    found = {one.id: one for one in rates(got, "_64kib")}
+    assert (found["sealed_get_vs_memcpy_64kib"].min, found["sealed_get_vs_memcpy_64kib"].max) == (0.8, 0.9)
+    assert found["sealed_get_vs_memcpy_64kib"].met is True
+    assert (found["sealed_put_vs_memcpy_64kib"].min, found["sealed_put_vs_memcpy_64kib"].met) == (0.5, True)
+    assert found["sealed_get_vs_plain_64kib"].max == 1.0
+    text = section(BenchReport("trust", [*found.values(), *way_figures([WaySample(1, 1)], [WaySample(1, 1)])]).json())
+    assert "sealed get : memcpy, blocks of 64 KiB" in text and "1 MiB" not in text
+
+
 async def test_a_part_that_there_is_not() -> None:
-    with pytest.raises(ConfigError, match="must be one of sockets"):
+    with pytest.raises(ConfigError, match="must be one of sockets, sealing"):
         await measure(True, ["locks"])

@@ -291,12 +291,13 @@ def operate(options: Options = None, *, part: list[str] | None = None) -> None:
 
 @app.command
 def trust(options: Options = None, *, part: list[str] | None = None) -> None:
-    """What guards cost: Unix sockets beside ports, as a client of the mesh sees them.
+    """What guards cost: Unix sockets beside ports, as a client of the mesh sees them; sealed blocks beside plain ones
+    and memcpy.
 
     Parameters
     ----------
     part:
-        Only these: sockets. Default: all.
+        Only these: sockets, sealing. Default: all.
     """
     import uvloop
 

@@ -28,6 +28,7 @@ from penstock.v1 import router_pb2, router_pb2_grpc
 from penstock.worker.opening import ServedWorker
 from penstock.worker.worker import Worker
 
+_SERVER_KEY = "5e" * 32
 _ROUTER: dict[str, Any] = {"local_prefill_tokens": 64}
 """Prompts of tiny models are shorter than a hand-off, which most tests are to see all the same."""
 _PATIENT_S = 30.0
@@ -54,6 +55,8 @@ class MeshSetup:
     model_name: str = "tiny"
     members: Callable[[MemberRole], Path] | None = None
     """Gives the directory of a role's certificate, in a mesh whose members show them."""
+    seal: bool = False
+    """Blocks are sealed, under a server key of the test's."""
     routers: tuple[str, ...] = ()
     """Addresses of routers of the test's own, which gateways prefer to the mesh's."""
     engine: dict[str, Any] = field(default_factory=dict)
@@ -113,7 +116,8 @@ async def open_mesh(options: MeshSetup) -> AsyncIterator[Mesh]:
             settings |= {"draft_bytes": 16 << 20 if options.draft != "none" else 0, **shows("store"), **options.store}
             stores.append(await stack.enter_async_context(open_kvstore(KvStoreConfig(**settings))))
         kvstore = {"kvstore": stores[0].address, "host_id": hosts[0]} if stores else {}
-        draft, draft_address = await _open_draft(stack, options, {**kvstore, **shows("draft")})
+        drafting = {**kvstore, **shows("draft"), "seal": options.seal}
+        draft, draft_address = await _open_draft(stack, options, drafting)
 
         def worker(number: int) -> dict[str, Any]:
             host = number % len(hosts)
@@ -123,6 +127,7 @@ async def open_mesh(options: MeshSetup) -> AsyncIterator[Mesh]:
                 "router": routers,
                 "kvstore": stores[host].address if stores else options.kvstore or "",
                 "host_id": hosts[host],
+                "seal": options.seal,
                 **({"store_timeout_s": _PATIENT_S, "fetch_wait_s": _PATIENT_S} if stores else {}),
                 **shows("worker"),
                 **options.worker,
@@ -144,7 +149,8 @@ async def open_mesh(options: MeshSetup) -> AsyncIterator[Mesh]:
             for number in range(options.decode)
         ]
         settings = {"model_dir": options.model, "model_name": options.model_name, "router": routers}
-        settings |= {"http_address": "127.0.0.1:0", **shows("gateway"), **options.gateway}
+        settings |= {"http_address": "127.0.0.1:0", "server_key": _SERVER_KEY if options.seal else ""}
+        settings |= {**shows("gateway"), **options.gateway}
         gateway = await stack.enter_async_context(open_gateway(GatewayConfig(**settings)))
         for address in routers:
             await wait_joined(address, len(prefill), len(decode), **shows("gateway"))

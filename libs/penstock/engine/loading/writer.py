@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 
-from penstock.engine.hooks import Check, Source
+from penstock.engine.hooks import Copy, Source
 from penstock.engine.loading.fetches import BlockFetch, Fetches
 from penstock.engine.scheduling.live import Live
 from penstock.engine.scheduling.scheduler import Scheduler
@@ -58,7 +58,7 @@ class LoadWriter:
     def _usable(self) -> bool:
         return self._open and not self._live.stripped and not self._live.gone
 
-    async def write(self, first_block: int, blocks: Sequence[Source], check: Check | None = None) -> int:
+    async def write(self, first_block: int, blocks: Sequence[Source], copy: Copy | None = None) -> int:
         """Copies blocks to the pages from `first_block` on; returns how many were stored.
 
         Returns 0 when the load was closed or its pages were taken away, also while the copy ran. Up to 256 KiB are
@@ -76,7 +76,7 @@ class LoadWriter:
             raise ValueError(f"block {first_block} is one of {self._live.named} that others may share")
         count = self._scheduler.room_for(self._live, first_block, len(blocks))
         if count:
-            good = await self._copy(self._live.pages[first_block : first_block + count], blocks[:count], check)
+            good = await self._copy(self._live.pages[first_block : first_block + count], blocks[:count], copy)
             if first_block <= self._written:
                 self._written = max(self._written, first_block + good)
             if good < count:  # the next page holds a refused block
@@ -120,15 +120,15 @@ class LoadWriter:
         if fetch is not None:
             self._fetches.end(fetch)
 
-    async def _copy(self, pages: Sequence[int], blocks: Sequence[Source], check: Check | None) -> int:
+    async def _copy(self, pages: Sequence[int], blocks: Sequence[Source], copy: Copy | None) -> int:
         if len(blocks) * self.block_bytes <= _INLINE_BYTES:
-            return self._memory.write(pages, blocks, check)
+            return self._memory.write(pages, blocks, copy)
         owner = f"copy to {self._live.owner}"
         self._scheduler.hold(owner, pages)
         self._copies += 1
         self._idle.clear()
         try:
-            return await to_its_end(self._threads, lambda: self._memory.write(pages, blocks, check))
+            return await to_its_end(self._threads, lambda: self._memory.write(pages, blocks, copy))
         finally:
             self._scheduler.release(owner, pages)
             self._copies -= 1

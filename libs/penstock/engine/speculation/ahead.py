@@ -153,7 +153,9 @@ class RunningAhead:
     def begin(self, live: Live) -> Ahead:
         """Of a new sequence; the drafter can get ready, if it is worth it lately. `forget` ends it."""
         request = live.request
-        terms = DraftTerms(request.sampling, len(request.prompt), live.stops, request.owner, request.session)
+        terms = DraftTerms(
+            request.sampling, len(request.prompt), live.stops, request.owner, request.session, request.seal
+        )
         ahead = Ahead(live, terms, watched=WatchedStates() if self.states else None)
         self._begun = True
         if live.draftable and self.open and self._worth_it:

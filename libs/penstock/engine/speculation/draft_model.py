@@ -30,6 +30,7 @@ from penstock.engine.speculation.leads import (
 from penstock.engine.step.memory import PageMemory
 from penstock.engine.step.run import Run
 from penstock.kv.identity import Chain, root_key
+from penstock.kv.sealing import sealed
 
 _NEAR = 16
 """Tokens by which a sequence may be behind and still take part in every step."""
@@ -68,14 +69,22 @@ class DraftModel:
     """
 
     def __init__(
-        self, config: EngineConfig, clock: Callable[[], float] = time.monotonic, *, stores: bool = False
+        self,
+        config: EngineConfig,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        stores: bool = False,
+        seals: bool = False,
     ) -> None:
-        """`clock` gives seconds. `stores`: there is a store, for which somebody answers to what steps say of blocks."""
+        """`clock` gives seconds. `stores`: there is a store, for which somebody answers to what steps say of blocks,
+        and which has them sealed if it `seals`."""
         self.checkpoint: Checkpoint = inspect(config.model, config.max_model_len or None)
         config = settled(config, self.checkpoint)
         self._vocab_size = self.checkpoint.config.vocab_size
         self._limit = config.context(self.checkpoint.config.max_positions)
         self._runner, self.spec = load_model(config, self.checkpoint)
+        self.stored_spec = sealed(self.spec) if seals else self.spec
+        """Of blocks in the store."""
         self._pool = PagePool(config.pages)
         self._exchange = BlockExchange(self._pool) if stores else None
         self._block_size = config.block_size
@@ -184,7 +193,7 @@ class DraftModel:
             born=self._made,
             terms=terms,
             tokens=tokens,
-            chain=Chain(root_key(self.spec, terms.owner), self._block_size),
+            chain=Chain(root_key(self.stored_spec, terms.owner), self._block_size),
             choice=Choice(terms.sampling, terms.stops, tokens, terms.prompt),
             waits=told.ruled,
         )

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from penstock.checkpoint import ModelConfig
-from penstock.engine.hooks import Check, Source
+from penstock.engine.hooks import Copy, Source
 from penstock.engine.step.int8_kv import SCALE_BYTES, from_rows, to_rows
 from penstock.kv.bytes.arena import Arena, Layout
 from penstock.kv.device.leased import PoolLease
@@ -58,7 +58,7 @@ class PageTransfer(Protocol):
         """The page's bytes, in host memory of their own."""
         ...
 
-    def write(self, pages: Sequence[int], blocks: Sequence[Source], check: Check | None) -> int:
+    def write(self, pages: Sequence[int], blocks: Sequence[Source], copy: Copy | None) -> int:
         """Copies blocks to pages as PageMemory.write does."""
         ...
 
@@ -190,26 +190,24 @@ class PageMemory:
             raise ValueError(f"a block has {self.block_bytes} bytes, the destination {destination.nbytes}")
         np.copyto(np.frombuffer(destination, np.uint8), np.frombuffer(self.view(page), np.uint8))
 
-    def write(self, pages: Sequence[int], blocks: Sequence[Source], check: Check | None = None) -> int:
-        """Copies each block's bytes to its page, up to a copy that `check` refuses; returns how many are good.
+    def write(self, pages: Sequence[int], blocks: Sequence[Source], copy: Copy | None = None) -> int:
+        """Copies each block's bytes to its page, up to one that `copy` refuses; returns how many are good.
 
         The interpreter lock is free while large ones are copied. No source is read after the call has returned.
         """
         if self._copies is not None:
-            return self._copies.write(pages, blocks, check)
+            return self._copies.write(pages, blocks, copy)
         on_device = self._write_on_device(pages, blocks)
         for index, (page, block) in enumerate(zip(pages, blocks, strict=True)):
             if index < on_device:
                 continue
-            source = np.frombuffer(cast(memoryview, block), np.uint8)
-            if self._host is not None:
-                copy = self._host[page]
-                np.copyto(copy, source)
-            else:
-                copy = source.copy()
-                self._bytes[page].copy_(torch.from_numpy(copy))
-            if check is not None and not check(index, copy.data):
+            there = self._host[page] if self._host is not None else np.empty(self.block_bytes, np.uint8)
+            if copy is None:
+                np.copyto(there, np.frombuffer(cast(memoryview, block), np.uint8))
+            elif not copy(index, there.data):
                 return index
+            if self._host is None:
+                self._bytes[page].copy_(torch.from_numpy(there))
         return len(blocks)
 
     def sound(self, pages: Sequence[int]) -> bool:

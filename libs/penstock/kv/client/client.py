@@ -90,8 +90,8 @@ class StoreClient:
     ) -> AbstractAsyncContextManager[Leased]:
         """Pins and checks the leading stored blocks, in one round trip. A block that fails its check ends the prefix.
 
-        Leaving the block gives the pins back without waiting. Without `checked` the reader checks each copy that it
-        makes with `Leased.check`, which is faster: the bytes are read once. With `on_device` the leading blocks are
+        Leaving the block gives the pins back without waiting. Without `checked` the reader has each block copied and
+        checked by `Leased.copy`, which is faster: the bytes are read once. With `on_device` the leading blocks are
         left on the client's device as far as they are there, see `Leased.on_device`; the others follow in `blocks`.
         The store waits for blocks that it has to bring for `wait_s` at most; 0: as long as the time limit allows.
         """
@@ -108,7 +108,7 @@ class StoreClient:
     async def put(self, blocks: Sequence[BlockPut], origin: Origin = NOBODY) -> int:
         """Stores blocks that are not stored yet; returns how many were. Parents come before their children.
 
-        The time limit holds for each 64 MiB. Cancelling is safe: when it returns, nothing reads `data` any more.
+        The time limit holds for each 128 MiB. Cancelling is safe: when it returns, nothing reads `data` any more.
         """
         return await self._writing.put(blocks, origin)
 
@@ -179,7 +179,8 @@ async def open_store(
     `client` is a name for the store's log. When the store has the same `host_id` its memory is mapped, else bytes
     are streamed. No call takes longer than `timeout_s`. Opens also without a store: the client looks for it in
     the background, and again after losing it. With a `device`, blocks of a store on the same one are read there.
-    `draft`: the blocks are those of a draft model.
+    `draft`: the blocks are those of a draft model. A `spec` of sealed blocks has them sealed and opened here, with the
+    key of each call's Origin.
     """
     with started_threads(_THREADS, "penstock-kv") as threads:
         link = Link(

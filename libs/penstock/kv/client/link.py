@@ -23,6 +23,7 @@ from penstock.kv.bytes import bulk
 from penstock.kv.bytes.arena import ArenaMap, Layout, MapError
 from penstock.kv.device.mapped import DeviceMap
 from penstock.kv.device.memory import Device, DeviceFault
+from penstock.kv.sealing import SEAL_KEY_BYTES, TRAILER_BYTES, Seal, is_sealed
 from penstock.kv.spec import KvSpec, spec_to_message
 from penstock.rpc.context import outgoing
 from penstock.rpc.stay import Connection, Pauses, stay
@@ -153,6 +154,9 @@ class Link:
         self.reason = "no store is configured" if channel is None else "not attached yet"
         """Why the store is not connected, for people."""
         self.spec = spec
+        self.seals = is_sealed(spec)
+        self.content_bytes = spec.block_bytes - TRAILER_BYTES if self.seals else spec.block_bytes
+        """Of a block as callers have it."""
         self.attachment: AttachStream | None = None
         self.on_attach: list[Callable[[], None]] = []
         """Called for each new attachment."""
@@ -217,6 +221,15 @@ class Link:
         if size <= _INLINE_BYTES:
             return job(stop)
         return await to_its_end(self._threads, partial(job, stop), stop=stop.set)
+
+    def seal(self, key: bytes) -> Seal | None:
+        """For the blocks of the tenant with this key; None where blocks are not sealed. Raises StoreFault where they
+        are, and there is no key."""
+        if not self.seals:
+            return None
+        if len(key) != SEAL_KEY_BYTES:
+            raise self.fault("blocks are sealed here, and the request came without a key for them")
+        return Seal(key)
 
     # -- faults
 

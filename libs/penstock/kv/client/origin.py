@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +15,8 @@ class Origin:
     """Of the tenant, NAMESPACE_BYTES long; empty: unknown."""
     sources: tuple[str, ...] = ()
     """Stores of other hosts that are said to hold what this one lacks; only for fetching."""
+    seal: bytes = field(default=b"", repr=False)
+    """The key of the tenant's sealed blocks, which no store is told; empty: unknown."""
 
 
 NOBODY = Origin()

@@ -1,13 +1,14 @@
 """Reading blocks: pin, copy, check the copy, give the pin back.
 
 The client checks the copy: whatever happens to the store's memory meanwhile (a pin that lapses, a writer that comes
-far too late), bytes that are not those that were stored never pass.
+far too late), bytes that are not those that were stored never pass. Sealed blocks are opened as they are copied, which
+is their check.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,13 +18,14 @@ import grpc
 from penstock.kv.bytes import bulk
 from penstock.kv.bytes.arena import ArenaMap
 from penstock.kv.bytes.checksum import CHECKSUM_BYTES, checksum
-from penstock.kv.bytes.copying import copy_and_sum
+from penstock.kv.bytes.copying import copy_and_sum, copy_bytes
 from penstock.kv.bytes.pieces import Assembly, split
 from penstock.kv.client.link import AttachStream, Link, StoreFault
 from penstock.kv.client.loans import Loans
 from penstock.kv.client.origin import Origin
 from penstock.kv.device.mapped import OnDevice
 from penstock.kv.identity import MAX_KEYS
+from penstock.kv.sealing import Seal
 from penstock.v1 import common_pb2, kvstore_pb2
 
 _TIERS = {
@@ -53,7 +55,8 @@ class Leased:
     """The leading stored blocks, pinned until the `lease` block is left.
 
     The views are read-only; they lie in the store's memory, or in buffers of this object when it could not be
-    mapped. Copy, then ask `still_valid`, or `check` each copy. Do not keep the views.
+    mapped. Copy, then ask `still_valid`, or have each copied and checked by `copy`, which sealed blocks need: their
+    views are sealed. Do not keep the views.
     """
 
     blocks: list[memoryview] = field(default_factory=list)
@@ -68,7 +71,11 @@ class Leased:
     more: bool = False
     """The time ended while more was on its way to the store: asking again for the rest brings it."""
     on_device: OnDevice = field(default_factory=OnDevice)
-    """The blocks before `blocks`, when they are read on the device. `check` is for the others only."""
+    """The blocks before `blocks`, when they are read on the device. `copy` is for the others only."""
+    _whole: list[memoryview] = field(default_factory=list)
+    """As `blocks`, with what a seal has added to them."""
+    _keys: Sequence[bytes] = ()
+    _seal: Seal | None = None
 
     def still_valid(self) -> bool:
         """False: a pin has lapsed and a slot changed hands, so discard the copies.
@@ -80,16 +87,38 @@ class Leased:
             return False
         return memory is None or all(map(memory.holds, refs.offsets[: len(self.blocks)], refs.epochs))
 
-    def check(self, index: int, copy: bytes | bytearray | memoryview) -> bool:
-        """Whether `copy` has the stored bytes of block `index`. Needs no `still_valid`. From any thread, in order.
+    def _still_holds(self, index: int) -> bool:
+        refs = self._refs
+        return self._memory is None or self._memory.holds(refs.offsets[index], refs.epochs[index])
+
+    def copy(self, index: int, into: memoryview) -> bool:
+        """Copies block `index`; False when it is not as it was stored. Needs no `still_valid`. From any thread, in
+        order.
 
         A block that fails is taken out of service when the lease ends.
         """
-        if self._memory is not None and checksum(copy) != self._refs.checksums[index]:
+        return self._judged(index, self._copied(index, into))
+
+    def _copied(self, index: int, into: memoryview) -> bool:
+        whole = self._whole[index]
+        if self._seal is not None:
+            # It may look at a byte twice: once for the tag, once for the text. So the slot has to be the block's still.
+            return self._seal.open(self._keys[index], whole, into) and self._still_holds(index)
+        if self._memory is None:  # checked when it came
+            copy_bytes(into, whole)
+            return True
+        return copy_and_sum(into, whole) == self._refs.checksums[index]
+
+    def intact(self, index: int) -> bool:
+        """Whether block `index` lies there as it was stored, as far as can be told without opening it."""
+        return self._judged(index, self._memory is None or checksum(self._whole[index]) == self._refs.checksums[index])
+
+    def _judged(self, index: int, good: bool) -> bool:
+        if good:
+            self._good = max(self._good, index + 1)
+        else:
             self._bad = index
-            return False
-        self._good = max(self._good, index + 1)
-        return True
+        return good
 
 
 class Reading:
@@ -108,7 +137,7 @@ class Reading:
         On the store's host the blocks are views of its memory, elsewhere they are received into new buffers. All of
         them become invalid when the lease ends. Raises StoreFault.
         """
-        attachment = self._link.need()
+        attachment, seal = self._link.need(), self._link.seal(origin.seal)
         if not keys:
             yield Leased()
             return
@@ -121,7 +150,7 @@ class Reading:
                     there = self._on_device(attachment, keys, response)
                     keys = keys[len(there.views) :]
                     refs = self._refs(keys, response)
-                    leased = await self._load(attachment, keys, refs, until)
+                    leased = await self._load(attachment, keys, refs, until, seal)
                     leased.on_device, leased.more = there, response.more
                     if checked and leased.blocks:
                         await self._check_all(attachment, keys, leased)
@@ -132,7 +161,7 @@ class Reading:
                 self._count(leased._good)
                 self._link.stats.on_device += len(leased.on_device.views)
                 leased.on_device.views.clear()
-                for view in leased.blocks:
+                for view in (*leased.blocks, *leased._whole):
                     with suppress(BufferError):  # the caller kept a view of it
                         view.release()
                 self._loans.end_lease(attachment, response)
@@ -143,7 +172,8 @@ class Reading:
         Returns the tier of each block that was copied and is right. Raises StoreFault, and ValueError for a buffer that
         is read-only, not of format B, or not of a block's size.
         """
-        attachment, size = self._link.need(), self._link.spec.block_bytes
+        attachment, size = self._link.need(), self._link.content_bytes
+        seal = self._link.seal(origin.seal)
         for buffer in into:
             if buffer.nbytes != size or buffer.format != "B" or buffer.readonly:
                 raise ValueError(f"a buffer has {buffer.nbytes} bytes; {size} writable ones of format B are needed")
@@ -156,7 +186,7 @@ class Reading:
                 async with self._link.limit(attachment) as until:
                     response = await self._pin(attachment, keys, origin)
                     refs = self._refs(keys, response)
-                    good = await self._copy(attachment, keys, refs, into, until)
+                    good = await self._copy(attachment, keys, refs, into, until=until, seal=seal)
             finally:
                 self._loans.end_lease(attachment, response)
         self._count(good)
@@ -212,17 +242,20 @@ class Reading:
 
     # -- into views
 
-    async def _load(self, attachment: AttachStream, keys: Sequence[bytes], refs: _Refs, until: float) -> Leased:
-        memory = attachment.memory
-        if memory is None:
-            size = self._link.spec.block_bytes
-            buffers = await self._receive(
-                attachment, keys, refs, (memoryview(bytearray(size)) for _ in range(len(refs))), until
-            )
-            views = [buffer.toreadonly() for buffer in buffers]
-        else:
-            views = [view.toreadonly() for view in self._views(memory, refs)]
-        return Leased(views, list(refs.tiers[: len(views)]), refs, memory)
+    async def _load(
+        self, attachment: AttachStream, keys: Sequence[bytes], refs: _Refs, until: float, seal: Seal | None
+    ) -> Leased:
+        memory, size = attachment.memory, self._link.content_bytes
+        whole = (
+            await self._receive(attachment, keys, refs, self._buffers(refs), until)
+            if memory is None
+            else self._views(memory, refs)
+        )
+        views = [view[:size].toreadonly() for view in whole]
+        return Leased(views, list(refs.tiers[: len(views)]), refs, memory, _whole=whole, _keys=keys, _seal=seal)
+
+    def _buffers(self, refs: _Refs) -> Iterator[memoryview]:
+        return (memoryview(bytearray(self._link.spec.block_bytes)) for _ in range(len(refs)))
 
     def _views(self, memory: ArenaMap, refs: _Refs) -> list[memoryview]:
         size = self._link.spec.block_bytes
@@ -242,19 +275,23 @@ class Reading:
     # -- into buffers of the caller
 
     async def _copy(
-        self, attachment: AttachStream, keys: Sequence[bytes], refs: _Refs, into: Sequence[memoryview], until: float
+        self,
+        attachment: AttachStream,
+        keys: Sequence[bytes],
+        refs: _Refs,
+        into: Sequence[memoryview],
+        *,
+        until: float,
+        seal: Seal | None,
     ) -> int:
-        memory = attachment.memory
-        if memory is None:
+        if attachment.memory is None and seal is None:
             return len(await self._receive(attachment, keys, refs, into, until))
-        views = self._views(memory, refs)
-        good = await self._link.work(
-            len(views) * self._link.spec.block_bytes,
-            lambda stop: _copy_views(views, refs.checksums, into, stop),
-        )
-        if good < len(views):
-            await self._bad_block(attachment, keys, refs, good)
-        return good
+        leased = await self._load(attachment, keys, refs, until, seal)
+        size = len(leased.blocks) * self._link.spec.block_bytes
+        await self._link.work(size, partial(_copy_all, leased, into))
+        if leased._bad is not None:
+            await self._bad_block(attachment, keys, refs, leased._bad)
+        return leased._good
 
     async def _receive(
         self, attachment: AttachStream, keys: Sequence[bytes], refs: _Refs, into: Iterable[memoryview], until: float
@@ -305,16 +342,12 @@ class Reading:
 
 
 def _check_views(leased: Leased, stop: threading.Event) -> None:
-    for index, view in enumerate(leased.blocks):
-        if stop.is_set() or not leased.check(index, view):
+    for index in range(len(leased.blocks)):
+        if stop.is_set() or not leased.intact(index):
             return
 
 
-def _copy_views(
-    views: Sequence[memoryview], checksums: Sequence[bytes], into: Sequence[memoryview], stop: threading.Event
-) -> int:
-    """Copies block by block; returns how many leading copies match their checksums."""
-    for index, (view, expected, target) in enumerate(zip(views, checksums, into, strict=False)):
-        if stop.is_set() or copy_and_sum(target, view) != expected:
-            return index
-    return len(views)
+def _copy_all(leased: Leased, into: Sequence[memoryview], stop: threading.Event) -> None:
+    for index, (_, target) in enumerate(zip(leased.blocks, into, strict=False)):
+        if stop.is_set() or not leased.copy(index, target):
+            return

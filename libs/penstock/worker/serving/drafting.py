@@ -412,7 +412,12 @@ def _states(states: DraftStates) -> draft_pb2.DraftStates:
 def _terms(terms: DraftTerms) -> draft_pb2.DraftTerms:
     sampling = sampling_to_message(terms.sampling)
     return draft_pb2.DraftTerms(
-        sampling=sampling, prompt=terms.prompt, ends=terms.stops, owner=terms.owner, session=terms.session.decode()
+        sampling=sampling,
+        prompt=terms.prompt,
+        ends=terms.stops,
+        owner=terms.owner,
+        session=terms.session.decode(),
+        seal_key=terms.seal,
     )
 
 

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import structlog
 
-from penstock.errors import Forbidden, Unauthenticated
+from penstock.errors import Forbidden, Unauthenticated, Unavailable
 from penstock.gateway.accounts.ring import KeyRing
 from penstock.gateway.config import GatewayConfig
 from penstock.kv.identity import namespace
+from penstock.kv.sealing import seal_key
 from penstock.rpc.sessions import SESSION_HEADERS
 from penstock.runtime.config import ConfigError
 from penstock.runtime.tasks import Failed
@@ -81,6 +82,13 @@ class Auth:
         """32 bytes that stand for a value of the tenant's, at all gateways with the same server key."""
         named = b"".join(len(part).to_bytes(4) + part for part in (purpose, tenant.encode(), value))
         return hmac.digest(self._server_key, b"penstock secret" + named, "sha256")
+
+    def seal_key(self, tenant: str) -> bytes:
+        """The key of the tenant's sealed blocks. Raises Unavailable without a server key: everybody knows this one."""
+        if self._server_key == _LOCAL_KEY:
+            what = "the workers seal their blocks, and this gateway has no server_key to seal them with"
+            raise Unavailable(what, code="no_server_key")
+        return seal_key(self._server_key, tenant)
 
     def namespace(self, tenant: str) -> bytes:
         """The tenant's part of every block key."""

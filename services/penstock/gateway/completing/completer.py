@@ -50,6 +50,7 @@ from penstock.grammar.compiling import GrammarCompiler
 from penstock.grammar.recipe import Recipe
 from penstock.kv.hint import ReturnHint
 from penstock.kv.identity import NAMESPACE_BYTES, root_key
+from penstock.kv.sealing import is_sealed
 from penstock.runtime.metrics import GatewayMetrics
 from penstock.runtime.tasks import beside
 
@@ -130,7 +131,8 @@ class Completer:
         root = root_key(served.spec, self._auth.namespace(caller.tenant))
         context = served.max_model_len
         room = room_for_answer(ask.sampling.max_tokens, context)
-        naming = Naming(root, served.spec.block_size, context, last_tokens(ask, context), room, ask.prompts_field)
+        last, sealed = last_tokens(ask, context), is_sealed(served.spec)
+        naming = Naming(root, served.spec.block_size, context, last, room, ask.prompts_field, sealed)
         size = sum(map(weight, ask.prompts))
         prompts = [await self._prepare(prompt, caller, naming, size) for prompt in ask.prompts]
         try:
@@ -255,6 +257,7 @@ class Completer:
             prompt_ids=prepared.ids,
             root=naming.root,
             keys=prepared.keys,
+            seal_key=self._auth.seal_key(caller.tenant) if naming.sealed else b"",
             known_keys=prepared.session.known_keys() if prepared.session else 0,
             sampling=ask.sampling,
             max_tokens=max_tokens,

@@ -90,6 +90,8 @@ class Naming:
     """Tokens that a conversation which is shortened leaves to the answer."""
     field: str = "prompt"
     """What the client's API calls a prompt that is a text or token ids."""
+    sealed: bool = False
+    """Its blocks are."""
 
 
 def weight(prompt: Prompt) -> int:

@@ -214,6 +214,7 @@ def _fill(message: common_pb2.Request, request: ChoiceRequest, output: Sequence[
     message.cache_root = request.root
     message.session = request.session
     message.namespace = request.namespace
+    message.seal_key = request.seal_key
     message.retain.extend(common_pb2.Retain(ttl_s=wish.seconds, blocks=wish.blocks) for wish in request.keep)
     message.sources.extend(sources)
     message.priority = request.priority

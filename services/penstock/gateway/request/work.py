@@ -45,6 +45,8 @@ class ChoiceRequest:
     """The root of the block keys."""
     keys: Sequence[bytes]
     """The key of every full block of the prompt."""
+    seal_key: bytes = field(default=b"", repr=False)
+    """Of its tenant's sealed blocks; empty where blocks are not sealed."""
     known_keys: int = 0
     """The first of them, which the session's last prompt ended with."""
     sampling: Sampling

@@ -9,7 +9,7 @@ import torch
 from tests.services.kvstore.device.helpers import Bench, bench
 from tests.services.kvstore.helpers import BLOCK_BYTES, HOST, eventually, keys, puts, spec
 
-from penstock.engine.hooks import Check
+from penstock.engine.hooks import Copy
 from penstock.engine.pages import PagePool
 from penstock.kv.client.client import open_store
 from penstock.rpc.channels import open_channels
@@ -34,14 +34,14 @@ class Pages:
     def settled(self, blocks: int) -> None:
         assert blocks <= len(self.content)
 
-    async def write(self, first_block: int, blocks: Sequence[Any], check: Check | None = None) -> int:
-        assert first_block == len(self.content) and check is not None
+    async def write(self, first_block: int, blocks: Sequence[Any], copy: Copy | None = None) -> int:
+        assert first_block == len(self.content) and copy is not None
         for index, block in enumerate(blocks):
             if isinstance(block, memoryview):
-                copy = bytearray(block)
-                if not check(index, memoryview(copy)):
+                there = bytearray(block.nbytes)
+                if not copy(index, memoryview(there)):
                     return index
-                self.content.append(bytes(copy))
+                self.content.append(bytes(there))
             else:
                 self.content.append(bytes(torch.from_dlpack(block).numpy()))
         if self._meanwhile is not None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.bench.kv.processes import HOST
 from penstock.kv.client.client import BlockPut, StoreClient, open_store
+from penstock.kv.sealing import sealed
 from penstock.kv.spec import KvSpec
 from penstock.rpc.channels import open_channels
 from penstock.v1 import kvstore_pb2, kvstore_pb2_grpc
@@ -35,12 +36,13 @@ def puts(keys: Sequence[bytes], data: Sequence[memoryview]) -> list[BlockPut]:
 
 
 @asynccontextmanager
-async def client_of(address: str, block_bytes: int, host: str = HOST) -> AsyncIterator[StoreClient]:
+async def client_of(
+    address: str, block_bytes: int, host: str = HOST, *, seals: bool = False
+) -> AsyncIterator[StoreClient]:
     """A client with a channel of its own."""
+    blocks = sealed(spec(block_bytes)) if seals else spec(block_bytes)
     async with open_channels() as channels:
-        async with open_store(
-            channels.to(address, "store"), "bench", spec(block_bytes), host, timeout_s=_TIMEOUT_S
-        ) as client:
+        async with open_store(channels.to(address, "store"), "bench", blocks, host, timeout_s=_TIMEOUT_S) as client:
             assert client.connected, client.reason
             yield client
 

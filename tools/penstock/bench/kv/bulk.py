@@ -9,8 +9,9 @@ from contextlib import asynccontextmanager
 from penstock.bench.kv.blocks import client_of, names, puts
 from penstock.bench.kv.memory import Region
 from penstock.bench.kv.processes import store_process
-from penstock.kv.client.client import StoreClient
+from penstock.kv.client.client import Origin, StoreClient
 
+_OURS = Origin(seal=b"s" * 32)
 _WARM_UP = 3
 """Rounds until every slot has been used: the first touch of a page costs ten copies, once in a store's life."""
 
@@ -38,7 +39,7 @@ class Bulk:
         keys = names(len(self._data), f"{self._block_bytes}/{round}")
         blocks = puts(keys, self._data)
         begin = time.perf_counter()
-        stored = await self._near.put(blocks)
+        stored = await self._near.put(blocks, _OURS)
         seconds = time.perf_counter() - begin
         assert stored == len(blocks), f"{stored} of {len(blocks)} blocks were stored"
         self._stored = keys
@@ -54,19 +55,19 @@ class Bulk:
 
     async def _fetch(self, client: StoreClient) -> float:
         begin = time.perf_counter()
-        tiers = await client.fetch(self._stored, self._into)
+        tiers = await client.fetch(self._stored, self._into, _OURS)
         seconds = time.perf_counter() - begin
         assert len(tiers) == len(self._stored), f"{len(tiers)} of {len(self._stored)} blocks came"
         return self._size / seconds
 
 
 @asynccontextmanager
-async def open_bulk(size: int, block_bytes: int) -> AsyncIterator[Bulk]:
-    """A store with room for two rounds and a half, so that slots are used again."""
+async def open_bulk(size: int, block_bytes: int, *, seals: bool = False) -> AsyncIterator[Bulk]:
+    """A store with room for two rounds and a half, so that slots are used again. Clients seal its blocks if `seals`."""
     async with (
         store_process(size * 5 // 2 + (1 << 20)) as (_, address),
-        client_of(address, block_bytes) as near,
-        client_of(address, block_bytes, "another-host") as far,
+        client_of(address, block_bytes, seals=seals) as near,
+        client_of(address, block_bytes, "another-host", seals=seals) as far,
     ):
         assert (near.stats.mapped, far.stats.mapped) == (1, 0)
         bulk = Bulk(size, block_bytes, near, far)

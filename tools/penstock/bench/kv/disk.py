@@ -15,7 +15,6 @@ from penstock.bench.kv.blocks import client_of, names, puts, stats_of
 from penstock.bench.kv.files import PlainFile
 from penstock.bench.kv.memory import Region
 from penstock.bench.kv.processes import store_process
-from penstock.kv.bytes.copying import copy_bytes
 from penstock.kv.client.client import Leased, StoreClient
 from penstock.v1 import kvstore_pb2
 
@@ -77,9 +76,8 @@ class DiskReads:
 
 
 def _copy(leased: Leased, into: Sequence[memoryview]) -> int:
-    for index, (view, target) in enumerate(zip(leased.blocks, into, strict=True)):
-        copy_bytes(target, view)
-        if not leased.check(index, target):
+    for index, target in enumerate(into):
+        if not leased.copy(index, target):
             return index
     return len(into)
 

@@ -10,17 +10,32 @@ _LINES = (
     Line("unix_ttft_ms", "TTFT over Unix sockets, ms"),
     Line("tcp_ttft_ms", "TTFT over ports, ms"),
 )
+_SEALED = tuple(
+    Line(f"sealed_{id}{ends}", f"{what}, blocks of {size}", 2)
+    for ends, size in (("", "1 MiB"), ("_384kib", "384 KiB"), ("_64kib", "64 KiB"))
+    for id, what in (
+        ("get_vs_memcpy", "sealed get : memcpy"),
+        ("put_vs_memcpy", "sealed put : memcpy"),
+        ("get_vs_plain", "sealed get : plain"),
+        ("put_vs_plain", "sealed put : plain"),
+        ("remote_get_vs_plain", "sealed get from another host : plain"),
+    )
+)
+_SEALING = """[Sealed](design/identity.md#blocks-are-sealed) blocks, 256 MiB of them, put into a store's shared memory and
+got from there, beside memcpy between two processes' mappings and beside plain blocks."""
 
 
 def section(now: Results, earlier: Results | None = None) -> str:
     """In Markdown; of the figures that the run has."""
     other = "" if earlier is None else f" The earlier run: {earlier.machine}."
+    sealed = [line for line in _SEALED if now.has(line.id)]
+    sealing = f"\n{_SEALING}\n\n{figures(sealed, now, earlier)}\n" if sealed else ""
     return f"""## Trust
 
 `penstock bench trust`: what guards cost. `penstock up --prefill 1` of the embedded model, whose services reach each
 other over Unix sockets, beside the same over ports; prompts of 64 tokens, one after the other, and eight streams.
 
 {figures([line for line in _LINES if now.has(line.id)], now, earlier)}
-
+{sealing}
 Measured on {now.machine}.{other}
 """

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from penstock.engine.hooks import Check, Source
+from penstock.engine.hooks import Copy, Source
 from penstock.engine.kernels.cuda.streams import new_stream, recorded
 
 
@@ -43,8 +43,8 @@ class PageCopies:
             copy.copy_(self._content[page], non_blocking=True)
         return copy
 
-    def write(self, pages: Sequence[int], blocks: Sequence[Source], check: Check | None) -> int:
-        """Copies each block to its page, and stops before the first that `check` refuses. Returns how many were
+    def write(self, pages: Sequence[int], blocks: Sequence[Source], copy: Copy | None) -> int:
+        """Copies each block to its page, and stops before the first that `copy` refuses. Returns how many were
         copied."""
         with self._on(self._up):
             for index, (page, block) in enumerate(zip(pages, blocks, strict=True)):
@@ -52,9 +52,10 @@ class PageCopies:
                     self._content[page].copy_(from_dlpack(block), non_blocking=True)
                     continue
                 pinned = torch.empty(self._content.shape[1], dtype=torch.uint8, pin_memory=True)
-                copy = pinned.numpy()
-                np.copyto(copy, np.frombuffer(block, np.uint8))
-                if check is not None and not check(index, copy.data):
+                there = pinned.numpy()
+                if copy is None:
+                    np.copyto(there, np.frombuffer(block, np.uint8))
+                elif not copy(index, there.data):
                     return index
                 self._content[page].copy_(pinned, non_blocking=True)
         return len(blocks)
