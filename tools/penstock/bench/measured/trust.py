@@ -21,8 +21,8 @@ _SEALED = tuple(
         ("remote_get_vs_plain", "sealed get from another host : plain"),
     )
 )
-_SEALING = """[Sealed](design/identity.md#blocks-are-sealed) blocks, 256 MiB of them, put into a store's shared memory and
-got from there, beside memcpy between two processes' mappings and beside plain blocks."""
+_SEALING = """[Sealed](design/identity.md#blocks-are-sealed) blocks, 256 MiB of them, put into a store's shared memory
+and got from there, beside memcpy between two processes' mappings and beside plain blocks."""
 
 
 def section(now: Results, earlier: Results | None = None) -> str:
