@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import json
 import logging
+import socket
 
 import httpx2
 import openai
+import psutil
 import pytest
 
 from penstock.gateway.door.protocol import Sparse
@@ -409,6 +411,44 @@ async def test_a_running_stream_outlives_the_time_of_a_message_that_waits_behind
     await reader.readuntil(b"[DONE]")
     writer.close()
     await setup.gateway.reception.admission.idle()
+
+
+PAGES = 400
+"""So many times the API's description is more than the buffers of a connection hold."""
+
+
+async def unread(address: str) -> socket.socket:
+    """A connection whose client has asked for much and reads nothing."""
+    host, port = address.split(":")
+    made = socket.socket()
+    made.setblocking(False)
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(made, (host, int(port)))
+    await loop.sock_sendall(made, b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n" * PAGES)
+    return made
+
+
+async def test_who_does_not_read_is_not_waited_for(setup, monkeypatch):
+    monkeypatch.setattr("penstock.gateway.door.protocol.STALL_S", 0.1)
+    with await unread(setup.gateway.address) as made:
+        ours = made.getsockname()
+        async with asyncio.timeout(10):
+            while any(one.raddr == ours for one in psutil.Process().net_connections()):
+                await asyncio.sleep(0.02)  # until the gateway has closed it
+
+
+async def test_who_reads_slowly_gets_all_of_it(setup, monkeypatch):
+    monkeypatch.setattr("penstock.gateway.door.protocol.STALL_S", 1.0)
+    async with httpx2.AsyncClient(base_url=setup.url) as client:
+        size = len((await client.get("/openapi.json")).content)
+    loop, read = asyncio.get_running_loop(), 0
+    began = loop.time()
+    with await unread(setup.gateway.address) as made:
+        while read < PAGES * size * 0.99:
+            read += len(piece := await loop.sock_recv(made, 1 << 16))
+            assert piece, f"closed after {read} bytes"
+            if loop.time() - began < 1.5:
+                await asyncio.sleep(0.02)  # the client's own pace
 
 
 def test_a_line_for_many_alike():

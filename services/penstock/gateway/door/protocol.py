@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import weakref
 from typing import Any
 
@@ -21,6 +22,12 @@ HEAD_S = 10.0
 MESSAGE_S = 60.0
 """Seconds from the end of the headers to the end of body and trailers; where files are sent, which may be long, to each
 further piece."""
+STALL_S = 60.0
+"""Seconds in which a client has to take at least some of what waits for it, when that is more than fits in buffers."""
+UNSENT_BYTES = 128 * 1024
+"""Of an answer, that the kernel may keep for a client beyond what is on its way."""
+_TCP_NOTSENT_LOWAT = 25
+"""linux/tcp.h; Python's socket has no name for it."""
 FILES = "/v1/files"
 _BODY = "penstock.body"
 """The extension of the ASGI scope whose `writer` is the response's `StreamedBody`."""
@@ -68,17 +75,38 @@ class BoundedProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         self._long = False
         """Whether the body is a file."""
         self._timer: asyncio.TimerHandle | None = None
+        self._stall: asyncio.TimerHandle | None = None
         self._buffer = memoryview(b"")
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Starts the clock for the head of the first request."""
+        """Starts the clock for the head of the first request. The kernel keeps little that was not sent: so a client that
+        reads, however slowly, is seen to."""
         super().connection_made(transport)
+        if (connection := transport.get_extra_info("socket")) is not None:
+            connection.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         self._await(HEAD_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stops the clock."""
+        """Stops the clocks."""
         self._stop_timer()
+        self._stop_stall()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Starts the clock for a client that does not read: its request holds a place meanwhile."""
+        super().pause_writing()
+        self._stop_stall()
+        self._stall = self.loop.call_later(STALL_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Stops it: the client has read."""
+        self._stop_stall()
+        super().resume_writing()
+
+    def _stop_stall(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """A buffer for one read; a view, as asyncio's TLS reads into slices of it."""
