@@ -25,7 +25,7 @@ from penstock.testing.mesh import Mesh, MeshSetup
 from penstock.testing.twin import TwinDevice
 from penstock.v1 import kvstore_pb2, kvstore_pb2_grpc
 
-from .support import BLOCK, fast_way, forget_pages, on_host, prompt, until
+from .support import BLOCK, DRAFTING, fast_way, forget_pages, on_host, prompt, until
 
 SERVER_KEY = "5e" * 32
 SESSION = "one key for all"
@@ -259,6 +259,32 @@ async def test_the_time_of_an_answer_tells_nothing_of_others(opened) -> None:
                 assert bool(cached) is (kind == "own")
     assert distance(seconds["own"], seconds["nobodys"]) > limit, "the test sees what there is to see"
     assert distance(seconds["others"], seconds["nobodys"]) < limit
+
+
+async def test_drafts_tell_nothing_of_others(opened, tiny) -> None:
+    """What the draft model has computed for one tenant it computes again for another: by count, of which time is a
+    consequence. That texts of others are not guessed from, tests of the lookup say."""
+    async with opened(aggregated=True, draft=str(tiny), engine=DRAFTING) as tenants:
+        registry = tenants.mesh.draft.metrics.registry
+
+        def told() -> dict[str, float]:
+            [found] = [one for one in registry.collect() if one.name == "penstock_draft_told_tokens"]
+            return {sample.labels["source"]: sample.value for sample in found.samples}
+
+        async def computed(tenant: str, tokens: list[int]) -> float:
+            """Tokens of the prompt that the draft has computed, and not taken from what it had."""
+            before = told()
+            await tenants.clients[tenant].completions.create(model="tiny", prompt=tokens, max_tokens=4, temperature=0)
+            whole = sum(before.values()) + len(tokens) - 1
+            await until(lambda: sum(told().values()) >= whole, "the draft has taken in the prompt")
+            return told()["computed"] - before["computed"]
+
+        for number in range(4):
+            tokens = prompt(f"drafts/{number}", 10 * BLOCK)
+            alone = await computed("b", tokens)
+            assert alone >= 9 * BLOCK
+            assert await computed("a", tokens) >= 9 * BLOCK, "as if nobody had asked"
+            assert await computed("a", tokens) <= 2 * BLOCK, "the test sees what there is to see"
 
 
 def distance(one: list[float], other: list[float]) -> float:
