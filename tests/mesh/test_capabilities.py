@@ -22,6 +22,9 @@ from penstock.v1 import (
 
 from .support import prompt
 
+pytestmark = pytest.mark.attack
+
+
 TOKENS = prompt("capability", 100)
 MINE, ANOTHERS = b"m" * 16, b"a" * 16
 

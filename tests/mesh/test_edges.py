@@ -16,6 +16,9 @@ from penstock.v1 import common_pb2, decode_pb2, decode_pb2_grpc, prefill_pb2, pr
 
 from .support import ask, body_of, capability, prompt, settled, until
 
+pytestmark = pytest.mark.attack
+
+
 PLAIN = SamplingParams(
     max_tokens=20, temperature=0.0, ignore_eos=True, logit_bias=dict.fromkeys(range(256, 260), -100.0)
 )

@@ -20,6 +20,9 @@ from penstock.v1 import common_pb2, router_pb2, router_pb2_grpc
 from .support import BLOCK, ask, forget_pages, on_host, prompt, settled
 from .test_ctl import ctl
 
+pytestmark = pytest.mark.attack
+
+
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
 
 

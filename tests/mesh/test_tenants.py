@@ -27,6 +27,9 @@ from penstock.v1 import kvstore_pb2, kvstore_pb2_grpc
 
 from .support import BLOCK, DRAFTING, fast_way, forget_pages, on_host, prompt, until
 
+pytestmark = pytest.mark.attack
+
+
 SERVER_KEY = "5e" * 32
 SESSION = "one key for all"
 TOKENS = 20 * BLOCK

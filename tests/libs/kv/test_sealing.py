@@ -12,6 +12,9 @@ from hypothesis import strategies as st
 from penstock.kv.sealing import SEAL_KEY_BYTES, TRAILER_BYTES, Seal, is_sealed, seal_key, sealed
 from penstock.kv.spec import KvSpec
 
+pytestmark = pytest.mark.attack
+
+
 SERVER = b"s" * 32
 NAME, OTHER = b"n" * 32, b"o" * 32
 SPEC = KvSpec(model="m", tokenizer="t", layout="v1", dtype="float32", block_size=16, block_bytes=4096)

@@ -6,6 +6,9 @@ import pytest
 
 from penstock.rpc.capability import PLAN_KEY_BYTES, RENEW_S, PlanKeys, PlanTerms
 
+pytestmark = pytest.mark.attack
+
+
 TERMS = PlanTerms(
     request_id="r1",
     epoch=1,

@@ -21,6 +21,9 @@ from penstock.rpc.parsing import MAX_FIELDS, SHORT, Parser
 from penstock.rpc.server import MAX_MESSAGE, serve
 from penstock.v1 import gateway_pb2, kvstore_pb2
 
+pytestmark = pytest.mark.attack
+
+
 NAME = "toy.Typed"
 CALLS = gateway_pb2.ChatMessage.DESCRIPTOR.fields_by_name["tool_calls"].number
 MESSAGES = gateway_pb2.ChatCompletionRequest.DESCRIPTOR.fields_by_name["messages"].number

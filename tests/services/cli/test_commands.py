@@ -290,6 +290,7 @@ def test_services_reach_each_other_over_sockets_of_one_user() -> None:
         assert all(map(HostPort, _inside(plan_mesh(replace(options, sockets="tcp"), ports))))
 
 
+@pytest.mark.attack
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
 def test_another_user_reaches_no_socket() -> None:
     with reserved_ports() as ports, socket.socket(socket.AF_UNIX) as router:

@@ -18,6 +18,9 @@ from penstock.gateway.request.bounds import BOUNDS
 
 from .fakes import CONTEXT
 
+pytestmark = pytest.mark.attack
+
+
 HELLO = [{"role": "user", "content": "hi"}]
 STRICT = {
     "type": "function",

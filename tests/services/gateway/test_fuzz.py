@@ -18,6 +18,9 @@ from penstock.gateway.request.bounds import BOUNDS, bound_of
 
 from . import folding
 
+pytestmark = pytest.mark.attack
+
+
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 CHAT, TEXT, RESPONSE, MESSAGE = PATHS
 HELLO = [{"role": "user", "content": "hi"}]

@@ -16,6 +16,9 @@ from penstock.gateway.request.bounds import BOUNDS
 from penstock.rpc.errors import from_rpc
 from penstock.v1 import gateway_pb2, gateway_pb2_grpc
 
+pytestmark = pytest.mark.attack
+
+
 HELLO = {"role": "user", "content": "hi"}
 ENDS = [end for bound in BOUNDS.values() for end in (bound.low, bound.high)]
 NEAR = sorted({end + step for end in ENDS for step in (-1, 0, 1)})

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.gateway.accounts.pot import TenantPot
+
+pytestmark = pytest.mark.attack
 
 
 def fill(pot: TenantPot, tenant: str) -> int:

@@ -14,6 +14,9 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
+pytestmark = pytest.mark.attack
+
+
 GATEWAY = "penstock.v1.Gateway"
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city":  "Oslo"}}\n</tool_call>'
 HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}

@@ -22,6 +22,9 @@ from penstock.rpc.errors import from_rpc
 from penstock.runtime.config import ConfigError
 from penstock.v1 import kvstore_pb2
 
+pytestmark = pytest.mark.attack
+
+
 WRITE = kvstore_pb2.Reservation.STATE_WRITE
 
 

@@ -19,6 +19,9 @@ from penstock.kv.sealing import TRAILER_BYTES, Seal, sealed
 from penstock.kvstore.service import KvStore, open_kvstore
 from penstock.rpc.channels import open_channels
 
+pytestmark = pytest.mark.attack
+
+
 SEALED_BYTES = BLOCK_BYTES + TRAILER_BYTES
 STRIDE = 4160
 """Of a slot."""

@@ -6,6 +6,7 @@ import pytest
 
 from penstock.bench.harness import BenchReport
 from penstock.bench.measured.document import section
+from penstock.bench.trust.attacks import attacks
 from penstock.bench.trust.measure import measure
 from penstock.bench.trust.sealing import rates
 from penstock.bench.trust.sockets import WaySample, way_figures
@@ -35,6 +36,13 @@ def test_seals_are_beside_memcpy_and_plain_blocks_round_by_round() -> None:
     assert "sealed get : memcpy, blocks of 64 KiB" in text and "1 MiB" not in text
 
 
+def test_an_attack_that_was_skipped_was_not_tried() -> None:
+    report = '<testsuites><testsuite tests="9" failures="1" errors="1" skipped="2"/></testsuites>'
+    tried, succeeded = attacks(report)
+    assert (tried.value, succeeded.value, succeeded.met) == (7, 2, False)
+    assert attacks(report.replace('"1"', '"0"'))[1].met is True
+
+
 async def test_a_part_that_there_is_not() -> None:
-    with pytest.raises(ConfigError, match="must be one of sockets, sealing"):
+    with pytest.raises(ConfigError, match="must be one of sockets, sealing, attacks"):
         await measure(True, ["locks"])

@@ -292,12 +292,12 @@ def operate(options: Options = None, *, part: list[str] | None = None) -> None:
 @app.command
 def trust(options: Options = None, *, part: list[str] | None = None) -> None:
     """What guards cost: Unix sockets beside ports, as a client of the mesh sees them; sealed blocks beside plain ones
-    and memcpy.
+    and memcpy. And the attacks among the tests: how many are tried, and how many succeed.
 
     Parameters
     ----------
     part:
-        Only these: sockets, sealing. Default: all.
+        Only these: sockets, sealing, attacks. Default: all.
     """
     import uvloop
 

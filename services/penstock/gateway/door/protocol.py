@@ -79,8 +79,8 @@ class BoundedProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         self._buffer = memoryview(b"")
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Starts the clock for the head of the first request. The kernel keeps little that was not sent: so a client that
-        reads, however slowly, is seen to."""
+        """Starts the clock for the head of the first request. The kernel keeps little that was not sent: so it shows
+        that a client reads, however slowly it does."""
         super().connection_made(transport)
         if (connection := transport.get_extra_info("socket")) is not None:
             connection.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, UNSENT_BYTES)

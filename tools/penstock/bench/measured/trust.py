@@ -9,6 +9,8 @@ _LINES = (
     Line("unix_vs_tcp_tokens_per_s", "tokens/s of eight streams over Unix sockets : over ports", 3),
     Line("unix_ttft_ms", "TTFT over Unix sockets, ms"),
     Line("tcp_ttft_ms", "TTFT over ports, ms"),
+    Line("attacks_tried", "attacks tried"),
+    Line("attacks_succeeded", "attacks that succeeded"),
 )
 _SEALED = tuple(
     Line(f"sealed_{id}{ends}", f"{what}, blocks of {size}", 2)
@@ -34,6 +36,7 @@ def section(now: Results, earlier: Results | None = None) -> str:
 
 `penstock bench trust`: what guards cost. `penstock up --prefill 1` of the embedded model, whose services reach each
 other over Unix sockets, beside the same over ports; prompts of 64 tokens, one after the other, and eight streams.
+Attacks are the tests with that mark.
 
 {figures([line for line in _LINES if now.has(line.id)], now, earlier)}
 {sealing}

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from penstock.bench.harness import BenchReport
 from penstock.bench.parts import Parts, measured
+from penstock.bench.trust.attacks import attack_figures
 from penstock.bench.trust.sealing import sealing_figures
 from penstock.bench.trust.sockets import socket_figures
 
-PARTS: Parts = {"sockets": socket_figures, "sealing": sealing_figures}
+PARTS: Parts = {"sockets": socket_figures, "sealing": sealing_figures, "attacks": attack_figures}
 
 
 async def measure(quick: bool, wanted: Sequence[str] = ()) -> BenchReport:
