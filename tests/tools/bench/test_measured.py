@@ -54,7 +54,7 @@ def test_parts_of_a_run_are_read_together(tmp_path):
     (tmp_path / "overhead.b.json").write_text(json.dumps(part))
     with pytest.raises(ValueError, match="another"):
         Results.read(tmp_path / "overhead.json")
-    apart = Results.read(tmp_path / "overhead.json", machines=True)
+    apart = Results.read(tmp_path / "overhead.json", apart="")
     assert apart.value("b") == 2.0 and apart.elsewhere("a") == ""
     assert f"This part was measured on {part['host']['cores']} cores, another" in apart.elsewhere("b")
     simulated = BenchReport("overhead", [figure("b", [3.0], "ratio", "x")], simulated=True)

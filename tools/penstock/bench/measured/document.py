@@ -69,8 +69,9 @@ _LATER = (
     "gpu",
 )
 """Benches without a section as long as no run of theirs is kept."""
-_APART = ("router", "speculation")
-"""Benches of parts that have nothing to do with each other: each may be of another machine, and says so."""
+_APART = {"router": "", "speculation": "", "e2e": "ablation_"}
+"""Benches of parts that have nothing to do with each other, and how their names begin: each may be of another machine,
+and says so."""
 _HEAD = """# Measured
 
 Written by `penstock bench measured` from the results in `loadtest/results/` (`earlier/` holds the runs beside them);
@@ -96,9 +97,9 @@ def document(results: Path = RESULTS) -> str:
         if name in _LATER and not (results / f"{name}.json").exists():
             continue
         now, earlier = (folder / f"{name}.json" for folder in (results, results / "earlier"))
-        apart = name in _APART
-        before = Results.read(earlier, machines=apart) if earlier.exists() else None
-        parts.append(write(Results.read(now, machines=apart), before))
+        apart = _APART.get(name)
+        before = Results.read(earlier, apart=apart) if earlier.exists() else None
+        parts.append(write(Results.read(now, apart=apart), before))
     return wrapped("\n".join(parts))
 
 

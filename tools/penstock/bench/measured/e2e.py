@@ -123,7 +123,7 @@ without the part : with it, median and range; a part that is worth something has
 1 of a TTFT.
 
 {table(heads, rows)}
-"""
+{now.elsewhere("ablation_")}"""
 
 
 def _servers(now: Results) -> str:

@@ -27,13 +27,15 @@ class Results:
                 self._elsewhere |= dict.fromkeys(other._figures, other.machine)
 
     @classmethod
-    def read(cls, path: Path, *, machines: bool = False) -> Results:
+    def read(cls, path: Path, *, apart: str | None = None) -> Results:
         """From a file, and those beside it that hold more figures of the same machine, as `e2e.1b.json` does beside
-        `e2e.json`, or of none, as simulations do; with `machines` of others too. Raises OSError, ValueError."""
+        `e2e.json`, or of none, as simulations do; figures whose names begin with `apart` may be of others too. Raises
+        OSError, ValueError."""
         parts = [cls(json.loads(part.read_text("utf-8"))) for part in sorted(path.parent.glob(f"{path.stem}.*.json"))]
         whole = cls(json.loads(path.read_text("utf-8")), *parts)
-        for machine in () if machines else whole._elsewhere.values():
-            raise ValueError(f"{path.parent}: a part of {path.name} was measured on {machine}")
+        for id, machine in whole._elsewhere.items():
+            if apart is None or not id.startswith(apart):
+                raise ValueError(f"{path.parent}: a part of {path.name} was measured on {machine}")
         return whole
 
     def elsewhere(self, begin: str) -> str:
