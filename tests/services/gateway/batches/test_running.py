@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections import Counter
 from contextlib import asynccontextmanager, suppress
@@ -96,7 +97,7 @@ class Place:
     async def gateway(self, store=None, **settings: Any):
         """Runs batches for the length of the block."""
         with open_threads() as threads:
-            made: dict[str, Any] = {"window": LineWindow(64), "clock": lambda: self.now, "look_s": 0.01}
+            made: dict[str, Any] = {"window": LineWindow(64, spread=0), "clock": lambda: self.now, "look_s": 0.01}
             made |= {"most_lines": 100, "most_bytes": 10_000, "kept_s": 500.0, "metrics": self.metrics}
             shop = BatchShop(store=store or self.store, answers=self.answers, threads=threads, **made | settings)
             runner = BatchRunner(shop)
@@ -242,7 +243,7 @@ async def test_what_is_done_is_not_done_again_by_the_next_gateway(place):
     names = [f"p{number}" for number in range(30)]
     place.answers.let(12)
     batch = await place.begin(*lines(*names))
-    async with place.gateway(window=LineWindow(5)):
+    async with place.gateway(window=LineWindow(5, spread=0)):
         await place.done(batch, 12)
         await eventually(lambda: place.answers.running == 5)
     assert place.answers.running == 0, "a gateway that stops leaves nothing running"
@@ -275,7 +276,7 @@ async def test_of_two_gateways_one_runs_a_batch_and_the_other_takes_over(place):
 async def test_a_batch_that_is_cancelled_has_what_is_done(place):
     place.answers.let(1)
     batch = await place.begin(*lines("a", "b", "c", "d"))
-    async with place.gateway(window=LineWindow(2)) as runner:
+    async with place.gateway(window=LineWindow(2, spread=0)) as runner:
         await place.done(batch, 1)
         await eventually(lambda: place.answers.running == 2)
         await place.store.cancel(batch, int(place.now))
@@ -299,7 +300,7 @@ async def test_a_batch_that_was_cancelled_before_it_began(place):
 async def test_at_the_windows_end_the_rest_are_errors(place):
     place.answers.let(2)
     batch = await place.begin(*lines("a", "b", "c", "d", "e"))
-    async with place.gateway(window=LineWindow(2)):
+    async with place.gateway(window=LineWindow(2, spread=0)):
         await place.done(batch, 2)
         place.now += 600
         found = await place.until(batch)
@@ -341,7 +342,7 @@ async def test_as_many_lines_are_on_their_way_as_workers_take(place):
     place.answers.let(0)
     place.answers.takes = False
     batch = await place.begin(*lines(*(f"p{number}" for number in range(20))))
-    window = LineWindow(8)
+    window = LineWindow(8, spread=0)
     async with place.gateway(window=window):
         await eventually(lambda: place.answers.running == 2)
         assert window.asking.total() == window.lines == 2
@@ -371,7 +372,7 @@ class CountedWindow(LineWindow):
 async def test_tenants_share_the_window(place):
     place.answers.let(0)
     place.answers.takes = False
-    window = CountedWindow(64)
+    window = CountedWindow(64, spread=0)
     long = await place.begin(*lines(*(f"long{number}" for number in range(50))))
     async with place.gateway(window=window) as runner:
         await eventually(lambda: place.answers.running == 2)
@@ -459,7 +460,7 @@ async def test_a_defect_in_one_batch_stops_no_other(place, monkeypatch):
 
 
 async def test_the_window_gives_no_place_twice():
-    window = LineWindow(3)
+    window = LineWindow(3, spread=0)
     first, second = [await window.enter("m") for _ in range(2)]
     waiting = [asyncio.ensure_future(window.enter("m")) for _ in range(3)]
     await asyncio.sleep(0)
@@ -482,8 +483,29 @@ async def test_the_window_gives_no_place_twice():
     assert (window.lines, window.asking.total()) == (0, 0)
 
 
+async def test_lines_that_ended_together_do_not_begin_together():
+    """Each of them as far behind the one before as ends are from each other, when they are spread evenly."""
+    window, loop, begun = LineWindow(10, spread=1.0), asyncio.get_running_loop(), []
+
+    async def line(seconds: float) -> None:
+        place = await window.enter("m")
+        begun.append(loop.time())
+        place.taken()
+        await asyncio.sleep(seconds)  # its answer
+        place.leave()
+
+    await asyncio.gather(*(line(0.2) for _ in range(5)))
+    gaps = [after - before for before, after in itertools.pairwise(begun)]
+    assert min(gaps) >= 0.015, "the first ones, too"
+    begun.clear()
+    await asyncio.gather(*(line(0.2) for _ in range(5)))
+    gaps = [after - before for before, after in itertools.pairwise(begun)]
+    assert all(gap >= 0.19 / number for number, gap in enumerate(gaps, 1)), gaps
+    assert (window.lines, window.asking.total()) == (0, 0)
+
+
 async def test_a_model_without_room_holds_up_no_other():
-    window = LineWindow(10)
+    window = LineWindow(10, spread=0)
     for _ in range(2):
         await window.enter("full")
     waiting = asyncio.ensure_future(window.enter("full"))
