@@ -130,7 +130,15 @@ class Completer:
         root = root_key(served.spec, self._auth.namespace(caller.tenant))
         context = served.max_model_len
         room = room_for_answer(ask.sampling.max_tokens, context)
-        naming = Naming(root, served.spec.block_size, context, last_tokens(ask, context), room, ask.prompts_field)
+        naming = Naming(
+            root,
+            served.spec.block_size,
+            context,
+            last=last_tokens(ask, context),
+            room=room,
+            field=ask.prompts_field,
+            by_text=caller.repeat is not None,
+        )
         size = sum(map(weight, ask.prompts))
         prompts = [await self._prepare(prompt, caller, naming, size) for prompt in ask.prompts]
         try:
