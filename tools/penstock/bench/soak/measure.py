@@ -63,9 +63,7 @@ class _Soak:
     async def run(self) -> SoakReport:
         """Calm, faults, calm, rest."""
         options, clock = self._options, asyncio.get_running_loop().time
-        self._pool = await answered_pool(
-            self._client, self._mesh.urls[0], drawn(options.seed, options.pool), options.clients
-        )
+        self._pool = await answered_pool(self._client, drawn(options.seed, options.pool), options.clients)
         self._tally = SoakTally(self._pool.right)
         begin = clock()
         async with _beside(lambda: self._memory.watch(self._mesh), "memory"):
