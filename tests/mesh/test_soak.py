@@ -21,5 +21,5 @@ async def test_faults_every_few_seconds_lose_nothing_and_leak_nothing() -> None:
         assert figures[name].value == 0, said
     assert sum(report.faults.values()) >= 10, said
     assert report.tally.done >= 300, said
-    assert 0.2 < report.tally.left / report.tally.done < 0.4, said
+    assert report.tally.left >= 50, said
     assert report.tally.pause_s < OPTIONS.deadline_s / 2, said

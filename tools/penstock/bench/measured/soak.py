@@ -18,6 +18,7 @@ _LINES = (
     Line("clients_left", "clients that left in the middle", 0),
     Line("faults", "faults", 0),
     Line("asked_again", "times that a client asked again, because its gateway had gone", 0),
+    Line("streams_resumed", "of those, streams of which another gateway told the rest", 0),
     Line("errors_told", "errors that gateways told which were there", 0),
     Line("requests_per_s", "requests/s"),
 )

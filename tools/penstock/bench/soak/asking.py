@@ -72,6 +72,8 @@ class SoakOutcome:
     """Why there is no whole answer although the client waited; empty: there is, or the client left."""
     again: int = 0
     """How often it was asked again."""
+    resumed: int = 0
+    """How often a part of the answer was there then, and a gateway went on after it."""
     refusals: list[int] = field(default_factory=list)
     """Statuses with which gateways said that it should ask later."""
     errors: list[str] = field(default_factory=list)
@@ -151,7 +153,9 @@ class SoakClient:
     async def _attempt(self, gateway: HostPort, outcome: SoakOutcome) -> None:
         """One connection. Raises OSError and _Broken."""
         wish, heard = outcome.wish, outcome.heard
-        request = wish.request(gateway, heard.again())
+        last_event = heard.again()
+        outcome.resumed += bool(last_event)
+        request = wish.request(gateway, last_event)
         listener = _Listener(outcome) if wish.streams else None
         transport, answer = await asyncio.get_running_loop().create_connection(
             lambda: HttpAnswer(request, listener.line if listener else None), gateway.host, gateway.port

@@ -30,8 +30,6 @@ from penstock.bench.soak.report import SoakReport
 from penstock.bench.soak.tally import SoakTally, slower
 from penstock.runtime.tasks import Background, beside
 
-_UP_S = 90.0
-
 
 async def measure(options: SoakOptions) -> BenchReport:
     """Runs the bench; what went wrong is told on standard error."""
@@ -129,8 +127,7 @@ class _Soak:
         with self._shown("requests with faults", count) as wishes:
             async with _beside(injector.run, "faults"):
                 await play(self._client, until_end(wishes("storm")), options.clients, self._tally.take)
-        async with asyncio.timeout(_UP_S):
-            await self._mesh.until_up()
+        await self._mesh.until_up()
         return dict(sorted(injector.done.items()))
 
     async def _warm(self) -> None:

@@ -41,6 +41,11 @@ _MOST_LINES = 60
 _LONGEST = 2000
 _DEFECTS = ("Task was destroyed", "never retrieved", "background task failed")
 _LOOK_S = 0.05
+_BACK_S = 60.0
+
+
+class NotBack(Exception):
+    """A service that was struck has not come back."""
 
 
 def places(options: SoakOptions) -> int:
@@ -95,9 +100,14 @@ class SoakMesh:
         return True
 
     async def until_up(self, *services: str) -> None:
-        """Returns when these are there; all without names."""
-        while not self.up(*services):  # noqa: ASYNC110 - Redis tells nobody when it is back
-            await asyncio.sleep(_LOOK_S)
+        """Returns when these are there; all without names. Raises NotBack after a long time."""
+        try:
+            async with asyncio.timeout(_BACK_S):
+                while not self.up(*services):  # noqa: ASYNC110 - Redis tells nobody when it is back
+                    await asyncio.sleep(_LOOK_S)
+        except TimeoutError:
+            away = ", ".join(name for name in services or self.services if not self.up(name))
+            raise NotBack(f"after {_BACK_S:.0f} s not there: {away}; {' | '.join([*self.complaints][-5:])}") from None
 
     def gone(self, service: str) -> None:
         """It is being killed; its supervisor will say when there is another one."""

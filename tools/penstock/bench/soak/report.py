@@ -58,6 +58,7 @@ class SoakReport:
             _scale("requests_done", tally.done, ""),
             _scale("clients_left", tally.left, ""),
             _scale("asked_again", tally.again, ""),
+            _scale("streams_resumed", tally.resumed, ""),
             _scale("errors_told", tally.errors, ""),
             _scale("faults", struck, ""),
             _scale("requests_per_s", tally.done / self.seconds, "1/s"),

@@ -28,6 +28,8 @@ class SoakTally:
     """That clients got."""
     again: int = 0
     """How often clients asked again."""
+    resumed: int = 0
+    """How often with a part of the answer, after which a gateway went on."""
     errors: int = 0
     """That gateways told which were there; clients asked again."""
     pause_s: float = 0.0
@@ -46,6 +48,7 @@ class SoakTally:
         self.left += outcome.left
         self.tokens += heard.tokens
         self.again += outcome.again
+        self.resumed += outcome.resumed
         self.errors += len(outcome.errors)
         self._note(self.told, *(f"{wish.name}, {wish.ask.name}: {error}" for error in outcome.errors))
         if outcome.lost:
