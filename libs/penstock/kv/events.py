@@ -143,7 +143,7 @@ class EventHub(Generic[Place]):
 
     @contextmanager
     def subscribe(self) -> Iterator[Subscriber[Place]]:
-        """A subscriber for the length of the block: first a snapshot, then every change."""
+        """A subscriber for the length of the block, which ends it: first a snapshot, then every change."""
         subscriber = Subscriber(self._keys, self._pending, self._piece)
         self._subscribers.add(subscriber)
         if self._closed:
@@ -152,6 +152,7 @@ class EventHub(Generic[Place]):
             yield subscriber
         finally:
             self._subscribers.discard(subscriber)
+            subscriber.close()
             self._resynchronised += subscriber.resynchronised
 
     def note(self, key: bytes, tier: Place | None) -> None:

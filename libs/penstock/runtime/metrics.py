@@ -6,6 +6,7 @@ not meet. Where a name exists that dashboards for vLLM look for, that name is us
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -33,6 +34,11 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._task_failures = self._counter("penstock_task_failures", "Failures of background tasks, by name", "task")
+        self._tasks = self._gauge("penstock_tasks", "Tasks of the event loop: background tasks, and those of requests")
+
+    def watch_tasks(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Counts the tasks of `loop` at each scrape, which may come from another thread."""
+        self._tasks.set_function(lambda: len(asyncio.all_tasks(loop)))
 
     def task_failed(self, name: str) -> None:
         """Counts a failure of the background task `name`; see `penstock.runtime.tasks`."""

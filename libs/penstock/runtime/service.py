@@ -81,6 +81,7 @@ def service_main(
         async def main(lifecycle: Lifecycle) -> None:
             async with open_service(config) as service:
                 start_threads()
+                service.metrics.watch_tasks(asyncio.get_running_loop())
                 gc.freeze()  # else each full collection holds the loop while it walks all that imports made
                 with exposed(service.metrics, config.metrics_address):
                     lifecycle.ready(**tells(service))

@@ -56,6 +56,19 @@ def test_a_count_shows_in_its_own_text_only() -> None:
     assert b"penstock_plans_total{" not in other.text()
 
 
+async def test_tasks_of_the_loop_are_counted_from_another_thread() -> None:
+    metrics = RouterMetrics()
+    assert b"penstock_tasks 0.0" in metrics.text()
+    metrics.watch_tasks(asyncio.get_running_loop())
+    over = asyncio.Event()
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(3):
+            tasks.create_task(over.wait())
+        assert b"penstock_tasks 4.0" in await asyncio.to_thread(metrics.text)
+        over.set()
+    assert b"penstock_tasks 1.0" in await asyncio.to_thread(metrics.text)
+
+
 async def test_the_page_is_served_and_goes_away() -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]

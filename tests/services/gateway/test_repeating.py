@@ -104,6 +104,23 @@ async def test_a_repeated_request_has_the_same_id_and_seed_everywhere(setup, htt
     assert len(set(requests)) == len(requests), "each run is one of its own to the workers"
 
 
+async def test_the_prompt_does_not_depend_on_what_the_gateway_remembers(setup, http):
+    """Answers may have other tokens than their text: another gateway, which has not seen them, could not go on."""
+    letters = [id for letter in "the quick fox" for id in setup.ids(letter)]
+    assert letters != setup.ids("the quick fox")
+    setup.script.say = lambda request: letters
+    body, session = BODIES[CHAT] | {"stream": False}, {"x-session-affinity": "remembered"}
+    said = (await http.post(CHAT, json=body, headers=session)).json()["choices"][0]["message"]["content"]
+    body["messages"] = [*HELLO, {"role": "assistant", "content": said}, *HELLO]
+
+    async def prompt(**headers: str) -> list[int]:
+        assert (await http.post(CHAT, json=body, headers=headers)).status_code == 200
+        return list(setup.mesh.decodes[0].requests[-1].prompt_ids)
+
+    known, named = await prompt(**session), await prompt(**session, **KEY)
+    assert named == await prompt(**{"x-session-affinity": "new"}) != known
+
+
 async def test_a_stream_without_a_key_has_no_ids(http):
     answer = await http.post(CHAT, json=BODIES[CHAT])
     assert "id: " not in answer.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -23,6 +24,8 @@ from penstock.kvstore.tiers import host as host_module
 from penstock.kvstore.tiers.device.mover import DeviceMover
 from penstock.kvstore.tiers.disk.mover import DiskMover
 from penstock.kvstore.tiers.disk.opening import Disk
+from penstock.router.config import RouterConfig
+from penstock.router.service import open_router
 from penstock.testing.twin import TwinDevice
 
 
@@ -98,6 +101,21 @@ async def test_a_task_of_the_client_fails(monkeypatch: pytest.MonkeyPatch, task:
             assert await put_and_read(client) == 3
             await eventually(lambda: store.stats().leases == 0)
     assert failed == [task]
+
+
+def writers() -> list[asyncio.Task[Any]]:
+    """Tasks of gRPC that send what a stream's iterator gives."""
+    return [task for task in asyncio.all_tasks() if "_consume_request_iterator" in repr(task.get_coro())]
+
+
+async def test_a_router_that_has_gone_leaves_no_task_behind() -> None:
+    """Neither does an answer for its successor get lost in one."""
+    async with AsyncExitStack() as stack:
+        router = await stack.enter_async_context(open_router(RouterConfig()))
+        async with open_kvstore(settings(router=router.address)):
+            await eventually(lambda: len(writers()) == 1 and len(list(router.planner.registry)) == 1)
+            await stack.aclose()
+            await eventually(lambda: not writers())
 
 
 async def put_and_read(client: StoreClient) -> int:

@@ -50,6 +50,7 @@ def test_help_of_the_command_line_imports_no_bench() -> None:
         "cores",
         "paired",
         "router",
+        "soak",
         "speculation",
         "trust",
     ],

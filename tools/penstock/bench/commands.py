@@ -6,7 +6,7 @@ import asyncio
 import signal
 import sys
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -222,6 +222,32 @@ def failover(options: Options = None) -> None:
     from penstock.bench.failover.measure import measure
 
     _run(measure, options)
+
+
+@app.command
+def soak(
+    options: Options = None, *, requests: int | None = None, seconds: float | None = None, seed: int | None = None
+) -> None:
+    """A mesh of real processes with all features on, whose services are killed and stopped every few seconds while 30 %
+    of the clients leave in the middle: streams lost, wrong tokens, what leaks, and how memory and latency change. What
+    is wrong is told on standard error.
+
+    Parameters
+    ----------
+    requests:
+        Of clients, all together. Default: 50,000, or 1,500 with --quick.
+    seconds:
+        For the part with faults at most. Default: as long as the requests take.
+    seed:
+        Draws the requests, who leaves and the faults.
+    """
+    from penstock.bench.soak.measure import measure
+    from penstock.bench.soak.options import QUICK, SoakOptions
+
+    base = QUICK if options and options.quick else SoakOptions()
+    given: dict[str, Any] = {"requests": requests, "seconds": seconds, "seed": seed}
+    wanted = replace(base, **{name: value for name, value in given.items() if value is not None})
+    _run(lambda _quick: measure(wanted), options)
 
 
 @app.command

@@ -131,8 +131,16 @@ class Completer:
         root = root_key(served.spec, self._auth.namespace(caller.tenant))
         context = served.max_model_len
         room = room_for_answer(ask.sampling.max_tokens, context)
-        last, sealed = last_tokens(ask, context), is_sealed(served.spec)
-        naming = Naming(root, served.spec.block_size, context, last, room, ask.prompts_field, sealed)
+        naming = Naming(
+            root,
+            served.spec.block_size,
+            context,
+            last=last_tokens(ask, context),
+            room=room,
+            field=ask.prompts_field,
+            sealed=is_sealed(served.spec),
+            by_text=caller.repeat is not None,
+        )
         size = sum(map(weight, ask.prompts))
         prompts = [await self._prepare(prompt, caller, naming, size) for prompt in ask.prompts]
         try:

@@ -92,6 +92,8 @@ class Naming:
     """What the client's API calls a prompt that is a text or token ids."""
     sealed: bool = False
     """Its blocks are."""
+    by_text: bool = False
+    """Its tokens are those of its text, whatever is known of its session: any gateway makes the same of it."""
 
 
 def weight(prompt: Prompt) -> int:
@@ -219,7 +221,7 @@ def _conversation(model: ChatModel, prompt: Conversation, naming: Naming, branch
     text = rendered.text
     most = _most(naming)
     check_length(model.encoder.at_least(text), most + 1, prompt.field)
-    found = model.continuations.best(text, prompt.messages, branches)
+    found = None if naming.by_text else model.continuations.best(text, prompt.messages, branches)
     with _bounded(most + 1, prompt.field):
         encoded = model.encoder.encode(text, found.earlier if found else None, most=most)
     if not encoded.ids:

@@ -112,7 +112,7 @@ class StoreMembership:
         """Blocks as they come and go, answers, and once in a while what there is, if that has changed."""
         yield router_pb2.JoinRequest(hello=self._hello)
         clock, said, said_at = asyncio.get_running_loop().time, router_pb2.StoreLoad(), -inf
-        while True:
+        while not subscriber.closed:  # gRPC goes on reading when the router has gone, until this ends
             left_s = said_at + _LOAD_S - clock() if router.takes_loads else None
             if left_s is not None and left_s <= 0:
                 said_at, left_s = clock(), _LOAD_S
@@ -123,8 +123,6 @@ class StoreMembership:
                 yield router_pb2.JoinRequest(evicted=router.evicted.pop(0))
             if (change := subscriber.take()) is not None:
                 yield router_pb2.JoinRequest(blocks=events_message(change))
-            elif subscriber.closed:
-                return
             else:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(left_s):

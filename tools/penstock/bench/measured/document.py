@@ -24,6 +24,7 @@ from penstock.bench.measured import (
     rest,
     router,
     scale,
+    soak,
     speculation,
     trust,
     turns,
@@ -49,6 +50,7 @@ _SECTIONS: dict[str, Callable[[Results, Results | None], str]] = {
     "operate": operate.section,
     "trust": trust.section,
     "failover": failover.section,
+    "soak": soak.section,
     "evict": evict.section,
     "gpu": gpu.section,
     "house": house.section,
@@ -66,6 +68,7 @@ _LATER = (
     "operate",
     "trust",
     "failover",
+    "soak",
     "gpu",
 )
 """Benches without a section as long as no run of theirs is kept."""
