@@ -18,7 +18,7 @@ CHROMIUM = { test "$$(id -u)" = 0 && command -v apt-get && { apt-get install -y 
 PROMTOOL = { mkdir -p runs/promtool && cd runs/promtool && { test -x usr/bin/promtool || { apt-get download prometheus && \
   dpkg --fsys-tarfile prometheus_*.deb | tar -x ./usr/bin/promtool && rm prometheus_*.deb; }; }; } > /dev/null 2>&1
 
-.PHONY: setup demo up test test-schemas schemas test-clients test-containers images tools charts loops fmt check bench house measured fields boards \
+.PHONY: setup demo up test test-schemas schemas test-clients test-containers images tools charts loops fmt check bench mutants house measured fields boards \
 	proto lock
 .DEFAULT_GOAL := setup
 
@@ -114,6 +114,10 @@ bench: setup
 
 house: setup
 	$(BIN)/penstock bench house
+
+# 200 small changes of the code that decides, and whether its tests notice; prints those that none does.
+mutants: setup
+	$(BIN)/penstock bench trust --part mutants
 
 measured: setup
 	$(BIN)/penstock bench measured

@@ -23,5 +23,5 @@ def test_sockets_are_beside_ports_round_by_round() -> None:
 
 
 async def test_a_part_that_there_is_not() -> None:
-    with pytest.raises(ConfigError, match="must be one of sockets"):
+    with pytest.raises(ConfigError, match="must be one of sockets, mutants"):
         await measure(True, ["locks"])

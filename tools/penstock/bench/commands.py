@@ -291,12 +291,13 @@ def operate(options: Options = None, *, part: list[str] | None = None) -> None:
 
 @app.command
 def trust(options: Options = None, *, part: list[str] | None = None) -> None:
-    """What guards cost: Unix sockets beside ports, as a client of the mesh sees them.
+    """What guards cost and what tests notice: Unix sockets beside ports, as a client of the mesh sees them; how many of
+    200 small changes of the code that decides make a test fail, which takes half an hour.
 
     Parameters
     ----------
     part:
-        Only these: sockets. Default: all.
+        Only these: sockets, mutants. Default: all.
     """
     import uvloop
 

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from penstock.bench.harness import BenchReport
 from penstock.bench.parts import Parts, measured
+from penstock.bench.trust.mutants.measure import mutant_figures
 from penstock.bench.trust.sockets import socket_figures
 
-PARTS: Parts = {"sockets": socket_figures}
+PARTS: Parts = {"sockets": socket_figures, "mutants": mutant_figures}
 
 
 async def measure(quick: bool, wanted: Sequence[str] = ()) -> BenchReport:
