@@ -115,8 +115,9 @@ def test_what_compiles_to_the_same_is_left_out() -> None:
 
 def test_every_change_of_the_tree_is_a_program_and_other_than_its_source() -> None:
     for area in AREAS:
-        for one in area.mutants(ROOT)[:40]:
-            source = (ROOT / one.path).read_text()
+        path = area.paths(ROOT)[-1]
+        source = path.read_text()
+        for one in mutants(str(path.relative_to(ROOT)), source):
             assert one.source != source and one.before != one.after
             assert ast.dump(ast.parse(one.source)) != ast.dump(ast.parse(source))
             assert one.before.splitlines()[0] in source.splitlines()[one.line - 1]
@@ -172,19 +173,15 @@ def test_the_figure_names_what_survived() -> None:
 
 SOURCE = """
 def most(values):
-    found = 0
-    for value in values:
-        if value > found:
-            found = value
-    while found > 100:
-        found -= 1
-    return found
+    while len(values) > 1:
+        values.remove(min(values))
+    return values[0] if values[0] >= 0 else 0
 """
 TESTS = """
 from penstock.some import most
 
 def test_the_most():
-    assert most([1, 3, 2]) == 3 and most([101]) == 100
+    assert most([1, 2, 3]) == 3 and most([-1]) == 0
 """
 
 
@@ -208,23 +205,26 @@ def area(tests: Sequence[str] = ("tests/test_some.py",)) -> Area:
 
 async def test_what_the_tests_notice_and_what_not(checkout: Path) -> None:
     """A change may also make a program run without an end."""
-    async with mutant_tests(checkout) as tests:
+    async with mutant_tests(checkout, ["pytest"]) as tests:
         await tests.unchanged_s(area())
-        done = [await tests.tested(one, area(), -1.0) for one in area().mutants(checkout)]
+        done = [await tests.tested(one, area(), 0.0) for one in area().mutants(checkout)]
     said = {one.mutant.after: (one.noticed, one.by) for one in done}
-    by = "tests/test_some.py::test_the_most"
+    by, silent = (True, "tests/test_some.py::test_the_most"), (False, "status 0")
     assert said == {
-        "if value >= found:": (False, "status 0"),
-        "while found >= 100:": (True, by),
-        "while found > 101:": (True, by),
+        "while len(values) >= 1:": by,
+        "while len(values) > 2:": by,
         "pass": (True, "no end in time"),
-        "found += 1": (True, "no end in time"),
+        "values.remove(max(values))": by,
+        "return values[1] if values[0] >= 0 else 0": by,
+        "return values[0] if values[1] >= 0 else 0": by,
+        "return values[0] if values[0] > 0 else 0": silent,
+        "return values[0] if values[0] >= 1 else 0": silent,
     }
     assert (checkout / "libs/penstock/some.py").read_text() == SOURCE, "the tree itself is never changed"
 
 
 async def test_tests_that_fail_without_a_change_say_nothing_of_changes(checkout: Path) -> None:
     (checkout / "tests/test_some.py").write_text(TESTS.replace("== 3", "== 2"))
-    async with mutant_tests(checkout) as tests:
+    async with mutant_tests(checkout, ["pytest"]) as tests:
         with pytest.raises(Internal, match="without a change, the tests of some fail"):
             await tests.unchanged_s(area())

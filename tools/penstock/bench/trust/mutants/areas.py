@@ -20,11 +20,17 @@ class Area:
     tests: Sequence[str]
     """Files of tests that use them, the likeliest to notice and the quickest first. None starts a mesh."""
 
+    def paths(self, root: Path) -> list[Path]:
+        """Of its files."""
+        paths = sorted(path for pattern in self.files for path in root.glob(pattern))
+        assert paths, f"{self.name}: no such files in {root}"
+        return paths
+
     def mutants(self, root: Path) -> list[Mutant]:
         """Of all its files."""
-        paths = sorted(path for pattern in self.files for path in root.glob(pattern) if path.stat().st_size)
-        assert paths, f"{self.name}: no such files in {root}"
-        return [one for path in paths for one in mutants(str(path.relative_to(root)), path.read_text("utf-8"))]
+        return [
+            one for path in self.paths(root) for one in mutants(str(path.relative_to(root)), path.read_text("utf-8"))
+        ]
 
 
 def _in(folder: str, names: str) -> list[str]:
