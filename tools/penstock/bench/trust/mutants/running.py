@@ -24,6 +24,9 @@ _CPU_FACTOR, _CPU_SLACK_S = 2.0, 5.0
 _WALL_FACTOR, _WALL_SLACK_S = 5.0, 60.0
 """A run of a mutant may take so many times what the tests take without a change, and so much more: of the processor's
 time, and by the clock of a machine that others use too."""
+_TEST_FAILED = 1
+"""What pytest returns then."""
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", re.MULTILINE)
 _LONGEST_LINE = 1 << 20
 _IMPORTS = (
     "pytest",
@@ -79,15 +82,18 @@ class _Said:
 
 
 class MutantTests:
-    """Tests of a checkout, one run at a time."""
+    """Tests of a checkout, one run at a time. A test that fails and then, alone, does not has failed for reasons of the
+    machine: the others go on without it."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
+        self._fickle: list[str] = []
+        """Tests that have failed so without a change."""
 
     async def unchanged_s(self, area: Area) -> float:
         """Seconds that the tests of an area take without a change. Raises Internal when one fails: then nothing can be
         said of changes."""
-        said = await self._ask(None, area.tests, _LONGEST_S, _LONGEST_S)
+        said = await self._run(None, area, self._fickle, _LONGEST_S, _LONGEST_S)
         if said.status != 0:
             raise Internal(f"without a change, the tests of {area.name} fail:\n{said.said}")
         return said.seconds
@@ -95,8 +101,19 @@ class MutantTests:
     async def tested(self, mutant: Mutant, area: Area, unchanged_s: float) -> TestedMutant:
         """Runs the tests of an area against a mutant, until one fails."""
         cpu_s, wall_s = _CPU_FACTOR * unchanged_s + _CPU_SLACK_S, _WALL_FACTOR * unchanged_s + _WALL_SLACK_S
-        said = await self._ask(mutant, area.tests, cpu_s, wall_s)
+        said = await self._run(mutant, area, [*self._fickle], cpu_s, wall_s)
         return TestedMutant(mutant, said.status != 0, _noticed_by(said), said.seconds)
+
+    async def _run(self, mutant: Mutant | None, area: Area, fickle: list[str], cpu_s: float, wall_s: float) -> _Said:
+        """Adds to the `fickle` tests, which it leaves out."""
+        while True:
+            said = await self._ask(mutant, [*(f"--deselect={test}" for test in fickle), *area.tests], cpu_s, wall_s)
+            failed = _FAILED.findall(said.said)
+            if said.status != _TEST_FAILED or not failed:
+                return said
+            if (await self._ask(mutant, failed[:1], cpu_s, wall_s)).status != 0:
+                return said
+            fickle.append(failed[0])
 
     async def _ask(self, mutant: Mutant | None, tests: Sequence[str], cpu_s: float, wall_s: float) -> _Said:
         changed = {"module": "", "path": "", "source": ""}
@@ -115,7 +132,7 @@ class MutantTests:
 def _noticed_by(said: _Said) -> str:
     if said.status is None:
         return "no end in time"
-    failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", said.said, re.MULTILINE)
+    failed = _FAILED.findall(said.said)
     return failed[0] if failed else f"status {said.status}"
 
 

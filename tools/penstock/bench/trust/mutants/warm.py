@@ -76,7 +76,7 @@ def _run(ask: Mapping[str, Any], folder: Path) -> int:
     resource.setrlimit(resource.RLIMIT_DATA, (_MOST_BYTES, _MOST_BYTES))
     if ask["module"]:
         sys.meta_path.insert(0, _OneModule(ask["module"], str(Path(ask["path"]).absolute()), ask["source"]))
-    options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:logging", f"--basetemp={folder / 't'}"]
+    options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"--basetemp={folder / 't'}"]
     options += ["--assert=plain", "--tb=line", "--no-header", "-o", f"timeout={ask['test_s']}"]
     return int(pytest.main([*options, *ask["tests"]], plugins=[_Plainly()]))
 
