@@ -18,17 +18,20 @@ CHROMIUM = { test "$$(id -u)" = 0 && command -v apt-get && { apt-get install -y 
 PROMTOOL = { mkdir -p runs/promtool && cd runs/promtool && { test -x usr/bin/promtool || { apt-get download prometheus && \
   dpkg --fsys-tarfile prometheus_*.deb | tar -x ./usr/bin/promtool && rm prometheus_*.deb; }; }; } > /dev/null 2>&1
 
-.PHONY: setup demo up test test-schemas schemas test-clients test-containers images tools charts loops fmt check bench house measured fields boards \
-	proto lock
+.PHONY: setup demo up test test-schemas schemas test-clients test-containers images tools charts loops fmt check bench \
+	mutants house measured fields boards proto lock sbom
 .DEFAULT_GOAL := setup
 
 setup: $(VENV)/.installed
 
-# torch comes first and exactly: a range would take the newest build with gigabytes of CUDA packages.
-$(VENV)/.installed: pyproject.toml constraints.txt
+# Everything is of the hashes in locked.txt, and this package is built by what was installed from there; but torch, whose
+# hash differs by build, is named exactly: a range would take the newest build with gigabytes of CUDA packages. The last
+# line finds nothing to install but what another Python than 3.11 may need besides.
+$(VENV)/.installed: pyproject.toml constraints.txt locked.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --no-deps --require-hashes --requirement locked.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[$(EXTRAS)]'
 	$(BIN)/python -m compileall -q libs services tools loadtest  # also where PYTHONDONTWRITEBYTECODE is set
 	$(BIN)/python -m penstock.engine.kernels.cpu.build || true  # else at the first start, or never without a compiler
 	@command -v redis-server > /dev/null || $(REDIS) || echo "no redis-server: tests that need one fail"
@@ -107,6 +110,7 @@ check: setup
 	$(BIN)/clang-format --dry-run --Werror $(CPP)
 	$(BIN)/mypy libs services tools loadtest
 	$(BIN)/lint-imports
+	$(BIN)/python -m penstock.supply.licences
 	proto/check
 
 bench: setup
@@ -114,6 +118,10 @@ bench: setup
 
 house: setup
 	$(BIN)/penstock bench house
+
+# 200 small changes of the code that decides, and whether its tests notice; prints those that none does.
+mutants: setup
+	$(BIN)/penstock bench trust --part mutants
 
 measured: setup
 	$(BIN)/penstock bench measured
@@ -127,6 +135,18 @@ boards: setup
 proto: setup
 	proto/generate
 
-# Writes constraints.txt anew from what is installed.
+# Writes constraints.txt anew from what dependencies ask for, and locked.txt with the hashes of all of it but torch.
+UV = runs/uv
 lock: setup
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
 	$(BIN)/pip freeze --exclude-editable | sed 's/^torch==\([0-9.]*\).*/torch==\1/' | sort -f > constraints.txt
+	test -x $(UV)/bin/uv || { $(PYTHON) -m venv $(UV) && $(UV)/bin/pip install --quiet uv==0.13.9; }
+	{ echo "# constraints.txt with the hashes of all files on PyPI, without torch, whose hash differs by build: \`make lock\`."; \
+		grep -v '^torch==' constraints.txt | $(UV)/bin/uv pip compile --quiet --no-deps --generate-hashes --no-header --no-annotate \
+		--python-version 3.11 -; } > locked.txt
+
+# What is installed, in CycloneDX's JSON.
+SBOM = runs/sbom
+sbom: setup
+	test -x $(SBOM)/bin/cyclonedx-py || { $(PYTHON) -m venv $(SBOM) && $(SBOM)/bin/pip install --quiet cyclonedx-bom==7.5.0; }
+	$(SBOM)/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible -o runs/penstock.cdx.json $(BIN)/python

@@ -68,7 +68,7 @@ _TEST = f"pytest -n 2 --dist loadfile --cache-clear || {{ test $? = 1 && {_AGAIN
 @pytest.mark.parametrize(("verb", "ends"), [("demo", "penstock demo"), ("test", _TEST)], ids=["demo", "test"])
 def test_the_two_commands_prepare_what_they_need(tmp_path: Path, verb: str, ends: str) -> None:
     """On a clone without an environment, make would create one, install into it and then run the command."""
-    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+    for name in ("Makefile", "pyproject.toml", "constraints.txt", "locked.txt"):
         shutil.copy(ROOT / name, tmp_path)
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("MAKE")

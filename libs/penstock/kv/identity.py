@@ -49,11 +49,6 @@ def root_key(spec: KvSpec, namespace: bytes, adapter: str = "") -> bytes:
     return digest.digest()
 
 
-def block_key(parent: bytes, tokens: Sequence[int]) -> bytes:
-    """The key of the block that holds `tokens` and follows the block named `parent`."""
-    return hashlib.sha256(parent + packed(tokens)).digest()
-
-
 def block_keys(root: bytes, tokens: Sequence[int], block_size: int) -> list[bytes]:
     """The keys of all full blocks of `tokens`, in order."""
     return extend_keys(root, [], tokens, block_size)

@@ -8,8 +8,10 @@ import sys
 from dataclasses import fields, replace
 from pathlib import Path
 
+import pytest
+
 from penstock.kv import identity
-from penstock.kv.identity import block_keys, extend_keys, namespace, root_key
+from penstock.kv.identity import Chain, block_keys, extend_keys, namespace, packed, root_key
 from penstock.kv.spec import KvSpec
 
 SPEC = KvSpec(
@@ -88,3 +90,20 @@ def test_a_chain_is_extended_at_the_cost_of_the_new_tokens() -> None:
     tokens[5] += 1
     other = block_keys(ROOT, tokens, 4)
     assert other[0] == keys[0] and not set(other[1:]) & set(keys)
+
+
+def test_a_block_has_its_key_with_its_last_token() -> None:
+    chain = Chain(ROOT, 4)
+    lengths = []
+    for length in range(10):
+        chain.cover(range(length))
+        lengths.append(len(chain.keys))
+    assert lengths == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2]
+    assert chain.keys == block_keys(ROOT, range(9), 4)
+
+
+@pytest.mark.skipif(sys.byteorder == "big", reason="turns the order of this machine's bytes")
+def test_tokens_are_packed_alike_on_machines_of_the_other_byte_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert packed([1]) == b"\1\0\0\0"
+    monkeypatch.setattr(sys, "byteorder", "big")
+    assert packed([1]) == b"\0\0\0\1", "swapped: there, it would be turned into the order above"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import subprocess
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -15,6 +16,8 @@ from tests.services.gateway.fakes import one_pass
 from penstock import gateway
 from penstock.errors import InvalidRequest, Overloaded, Unavailable
 from penstock.gateway.completing import flow
+from penstock.gateway.completing.account import ChoiceAccount
+from penstock.gateway.completing.attempt import Attempt
 from penstock.gateway.completing.flow import Flow
 from penstock.gateway.request.ask import Sampling
 from penstock.gateway.request.work import (
@@ -163,6 +166,7 @@ class Bench:
         self.accepted: list[int] = []
         self.stop_at = stop_at
         self.waits = 0
+        self.pauses: list[float] = []
         self.flow = Flow(REQUEST, plans, workers, self.accept, hopeful=self.hopeful, failover_s=failover_s)
 
     def accept(self, token: SampledToken) -> bool:
@@ -172,6 +176,7 @@ class Bench:
 
     async def hopeful(self, pause_s: float) -> None:
         self.waits += 1
+        self.pauses.append(pause_s)
         await asyncio.sleep(0)
 
 
@@ -319,6 +324,26 @@ async def test_no_router_at_first_is_waited_for() -> None:
     assert (bench.waits, bench.flow.account.replans) == (2, 0)
 
 
+async def test_each_wait_asks_for_twice_the_pause_of_the_one_before_up_to_a_second() -> None:
+    plans = Plans([*[GONE] * 7, ALONE, GONE, ALONE])
+    bench = Bench(plans, Workers([says(decoded(0, use=use()), decode_lost()), says(decoded(1, finish="stop"))]))
+    assert await bench.flow.run() == "stop"
+    assert bench.pauses == pytest.approx([0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 0.05]), "short again after a token"
+
+
+async def test_what_became_of_each_attempt_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of so many; one that comes after them takes nobody's place."""
+    monkeypatch.setattr(flow, "_MOST_NOTED", 2)
+    lost = [decode_lost(error=Unavailable(str(number))) for number in range(3)]
+    bench = Bench(Plans([ALONE]), Workers([*(says(one) for one in lost), says(decoded(0, finish="stop", use=use()))]))
+    assert await bench.flow.run() == "stop"
+    assert [one.lost for one in bench.flow.account.attempts] == lost[:2]
+    assert bench.flow.account.replans == 3
+    fine = Bench(Plans([ALONE]), Workers([says(lost[0]), says(decoded(0, finish="stop", use=use()))]))
+    await fine.flow.run()
+    assert [one.lost for one in fine.flow.account.attempts] == [lost[0], None]
+
+
 async def test_waiting_ends() -> None:
     bench = Bench(Plans([GONE]), Workers([]), failover_s=0.05)
     with pytest.raises(Unavailable, match="gone"):
@@ -403,6 +428,31 @@ async def test_a_failed_handoff_charges_the_prompt_once() -> None:
     assert await bench.flow.run() == "stop"
     assert (bench.flow.account.use, bench.flow.account.defects) == (use(), 0)
     assert bench.accepted == [0, 1]
+
+
+async def test_a_worker_that_reports_its_count_again_is_counted_once() -> None:
+    first = asyncio.Event()
+    reports = decoded(1, use=use(5, host=16)), decoded(2, use=use(5, host=16)), decoded(3, finish="stop")
+    bench = Bench(Plans([BOTH]), Workers([says(first, *reports)], [says(prefilled(), first)]))
+    asyncio.get_running_loop().call_later(0.01, first.set)
+    assert await bench.flow.run() == "stop"
+    assert bench.flow.account.again == {"host": 16, "computed": 5}
+
+
+async def test_the_last_report_of_drafts_is_of_all_of_a_worker() -> None:
+    reports = decoded(0, use=use(), drafts=one_pass(2, 1)), decoded(1, finish="stop", drafts=one_pass(4, 2))
+    bench = Bench(Plans([ALONE]), Workers([says(*reports)]))
+    await bench.flow.run()
+    assert bench.flow.account.drafts == one_pass(4, 2)
+
+
+async def test_the_error_of_a_choice_that_was_cancelled_is_nobodys(caplog: pytest.LogCaptureFixture) -> None:
+    """Python would log an error that nobody has asked for."""
+    attempt = Attempt(REQUEST, ALONE, [], ChoiceAccount(), lambda token: False)
+    attempt.over(ZeroDivisionError())
+    del attempt
+    gc.collect()
+    assert caplog.records == []
 
 
 async def test_the_promise_that_speaks_of_more_blocks_counts() -> None:

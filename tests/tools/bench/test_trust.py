@@ -44,5 +44,5 @@ def test_an_attack_that_was_skipped_was_not_tried() -> None:
 
 
 async def test_a_part_that_there_is_not() -> None:
-    with pytest.raises(ConfigError, match="must be one of sockets, sealing, attacks"):
+    with pytest.raises(ConfigError, match="must be one of sockets, sealing, attacks, mutants"):
         await measure(True, ["locks"])

@@ -1,4 +1,4 @@
-"""The section about what guards cost: `penstock bench trust`."""
+"""The section about what guards cost and what tests notice: `penstock bench trust`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ _LINES = (
     Line("tcp_ttft_ms", "TTFT over ports, ms"),
     Line("attacks_tried", "attacks tried"),
     Line("attacks_succeeded", "attacks that succeeded"),
+    Line("mutants_noticed", "small changes of the code that decides which make a test fail, share", 3),
 )
 _SEALED = tuple(
     Line(f"sealed_{id}{ends}", f"{what}, blocks of {size}", 2)
@@ -37,8 +38,18 @@ def section(now: Results, earlier: Results | None = None) -> str:
 `penstock bench trust`: what guards cost. `penstock up --prefill 1` of the embedded model, whose services reach each
 other over Unix sockets, beside the same over ports; prompts of 64 tokens, one after the other, and eight streams.
 Attacks are the tests with that mark.
-
+{_changes(now)}
 {figures([line for line in _LINES if now.has(line.id)], now, earlier)}
 {sealing}
 Measured on {now.machine}.{other}
+"""
+
+
+def _changes(now: Results) -> str:
+    if not now.has("mutants_noticed"):
+        return ""
+    return f"""
+And what tests notice: comparisons turned, bounds moved, calls left out in the scheduler, the routing policy, the block
+table, the flow of a request, the names of blocks and the sampler, one at a time; the tests of each run until one fails.
+{now.against("mutants_noticed")}.
 """

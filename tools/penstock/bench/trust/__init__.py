@@ -1,1 +1,1 @@
-"""What guards cost: a module for each part of it."""
+"""What guards cost, and what tests notice: a module or a package for each part of it."""

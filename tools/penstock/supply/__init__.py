@@ -1,0 +1,1 @@
+"""What Penstock is delivered with: packages of others, and under which licences."""
