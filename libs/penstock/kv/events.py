@@ -132,7 +132,7 @@ class EventHub(Generic[Place]):
 
     def __init__(self, keys: Places[Place], *, pending: int = PENDING, piece: int = PIECE) -> None:
         self._keys, self._pending, self._piece = keys, pending, piece
-        self._subscribers: set[Subscriber[Place]] = set()
+        self._subscribers: dict[Subscriber[Place], None] = {}
         self._resynchronised = 0
         self._closed = False
 
@@ -145,13 +145,13 @@ class EventHub(Generic[Place]):
     def subscribe(self) -> Iterator[Subscriber[Place]]:
         """A subscriber for the length of the block, which ends it: first a snapshot, then every change."""
         subscriber = Subscriber(self._keys, self._pending, self._piece)
-        self._subscribers.add(subscriber)
+        self._subscribers[subscriber] = None
         if self._closed:
             subscriber.close()
         try:
             yield subscriber
         finally:
-            self._subscribers.discard(subscriber)
+            self._subscribers.pop(subscriber, None)
             subscriber.close()
             self._resynchronised += subscriber.resynchronised
 

@@ -284,7 +284,7 @@ class _Servicer(router_pb2_grpc.RouterServicer):
 @asynccontextmanager
 async def open_router(config: RouterConfig) -> AsyncIterator[Router]:
     """A router that serves until the block ends."""
-    router = Router(config)
+    router = Router(config, time.monotonic)
     calls = 2 * (config.max_live_plans + config.max_held) + 2 * config.max_members + 64
 
     def register(server: grpc.aio.Server) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 
+import openai
 import pytest
 from structlog.testing import capture_logs
 
@@ -118,6 +120,23 @@ async def test_what_a_worker_said_before_it_failed_is_heard(setup, standing, mon
     said = sum(len(sent.ids) + sum(len(one.event.tokens) for one in sent.events) for sent in batches)
     assert said >= 3
     assert [asked.output_tokens for asked in setup.mesh.router.asks] == [0, said + prefill]
+
+
+async def test_an_answer_whose_last_tokens_do_not_come_ends_at_its_deadline(setup, standing, monkeypatch):
+    """The call itself has ended well by then."""
+
+    async def never(listening, sent):
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Listening, "_hand_out", never)
+    setup.script.prefill = False
+    began = time.monotonic()
+    with pytest.raises(openai.APIStatusError) as failed:
+        await setup.client.chat.completions.create(
+            model="tiny", messages=HELLO, extra_headers={"x-penstock-timeout": "0.5"}
+        )
+    assert failed.value.status_code == 504
+    assert time.monotonic() - began < 3.0, "the gateway gives such a request up five seconds after its deadline"
 
 
 async def test_a_broken_listener_moves_its_calls(setup, standing):

@@ -69,11 +69,13 @@ class Handoffs:
 
     @contextmanager
     def offer(self, name: Name, sink: BlockSink) -> Iterator[HandoffEntry]:
-        """An entry that fails unless it was finished when the block ends."""
+        """An entry that fails unless it was finished when the block ends. It takes the place of one that nobody has
+        taken: a stream of plans that begins anew counts its epochs anew."""
         entry = HandoffEntry(sink)
-        waiter = self._waiter(name)
-        if not waiter.done():
-            waiter.set_result(entry)
+        if (waiter := self._waiter(name)).done():
+            del self._entries[name]
+            waiter = self._waiter(name)
+        waiter.set_result(entry)
         try:
             yield entry
         finally:

@@ -53,7 +53,7 @@ class RouterView:
         self._missing: frozenset[str] = frozenset()
         self._connected = False
         self._silent: frozenset[str] = frozenset()
-        self._calls: defaultdict[str, set[Callable[[], object]]] = defaultdict(set)
+        self._calls: defaultdict[str, dict[Callable[[], object], None]] = defaultdict(dict)
         """For each member, the functions that cancel the running calls to it."""
         self._log = structlog.get_logger("penstock.gateway")
         self.changed = asyncio.Condition()
@@ -101,13 +101,13 @@ class RouterView:
     @contextmanager
     def heard(self, member: str, end: Callable[[], object]) -> Iterator[None]:
         """Within the block, calls `end` when the router has not heard from `member` for too long."""
-        self._calls[member].add(end)
+        self._calls[member][end] = None
         if member in self._silent:
             end()
         try:
             yield
         finally:
-            self._calls[member].discard(end)
+            self._calls[member].pop(end, None)
             if not self._calls[member]:
                 del self._calls[member]
 
@@ -187,7 +187,7 @@ class RouterView:
 
     def _hear(self, silent: frozenset[str]) -> None:
         """Ends the calls to members that have fallen silent: they may hang for as long as TCP lets them."""
-        for member in silent - self._silent:
+        for member in sorted(silent - self._silent):
             if calls := list(self._calls.get(member, ())):
                 self._log.warning("worker is silent, ending calls to it", member=member, calls=len(calls))
             for end in calls:

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 
+from penstock.errors import DeadlineExceeded
 from penstock.gateway.mesh import wire
 from penstock.gateway.mesh.faults import blames_member, public_error
 from penstock.gateway.mesh.listening import HeardCall, Listening
@@ -190,7 +191,15 @@ class Workers:
                     if blames_member(error):
                         await _last_words(heard, error)
                     raise
+                await self._last(heard)
+
+    async def _last(self, heard: HeardCall) -> None:
+        """Waits for what a call that has ended well has sent to the listener. Raises DeadlineExceeded."""
+        try:
+            async with asyncio.timeout(self._remaining()):
                 await heard.last()
+        except TimeoutError:
+            raise DeadlineExceeded("the request took too long", code="timeout") from None
 
     @contextmanager
     def _handing_off(self, chosen: Assignment, heard: HeardCall, hear: Receiver) -> Iterator[None]:

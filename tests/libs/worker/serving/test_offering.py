@@ -77,3 +77,14 @@ async def test_another_epoch_is_another_handoff():
         with pytest.raises(NotFound):
             await handoffs.take(NAME)
         entry.finish(TOKEN)
+
+
+async def test_a_prefill_under_an_old_name_takes_the_place_of_what_nobody_took():
+    """The stream of plans broke before decode came, and the next one counts its epochs anew."""
+    handoffs = Handoffs(wait_s=5, keep_s=5)
+    with handoffs.offer(NAME, sink()) as old:
+        old.finish(TOKEN)
+    with handoffs.offer(NAME, sink()) as new:
+        assert await handoffs.take(NAME) is new
+        new.finish(TokenOut(1, 6, None))
+    assert len(handoffs) == 0
