@@ -227,10 +227,13 @@ def _template_text(directory: Path, settings: dict[str, Any]) -> str:
     file = directory / "chat_template.jinja"
     found = settings.get("chat_template")
     if file.is_file():
-        found = _read(file).decode()
+        try:
+            found = _read(file).decode()
+        except UnicodeDecodeError:
+            raise ChatModelError(file, "is not UTF-8") from None
     if isinstance(found, list):
-        named = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}
-        found = named.get("default")
+        named = [entry.get("template") for entry in found if isinstance(entry, dict) and entry.get("name") == "default"]
+        found = named[-1] if named else None
     return found if isinstance(found, str) else ""
 
 
@@ -284,7 +287,7 @@ def _read_object(path: Path) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(_read(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ChatModelError(path, f"is not valid JSON: {error}") from None
     if not isinstance(value, dict):
         raise ChatModelError(path, "does not hold a JSON object")

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 import jinja2
 from jinja2 import nodes
+from jinja2.compiler import CodeGenerator, Frame
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context
@@ -92,8 +93,25 @@ def _check_attribute(name: object) -> None:
         raise jinja2.TemplateRuntimeError(f"a template cannot store {name!r}")
 
 
+class _AsWritten(CodeGenerator):
+    """Computes nothing before the template runs: that is where its time and its memory are bounded."""
+
+    def _output_child_to_const(self, node: nodes.Expr, frame: Frame, finalize: Any) -> str:
+        if not isinstance(node, nodes.TemplateData | nodes.Const):
+            raise nodes.Impossible
+        return super()._output_child_to_const(node, frame, finalize)
+
+    def visit_EvalContextModifier(self, node: nodes.EvalContextModifier, frame: Frame) -> None:
+        """Of `{% autoescape %}`."""
+        if not all(isinstance(option.value, nodes.Const) for option in node.options):
+            self.fail("autoescape must be true or false", node.lineno)
+        super().visit_EvalContextModifier(node, frame)
+
+
 class _Sandbox(ImmutableSandboxedEnvironment):
     """jinja2's sandbox, in which no single operation makes a value that is longer than a prompt may be."""
+
+    code_generator_class = _AsWritten
 
     intercepted_binops = frozenset(("*", "**"))
 
@@ -122,7 +140,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 def sandbox() -> ImmutableSandboxedEnvironment:
     """An environment for one template."""
-    made = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+    made = _Sandbox(trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[_Generation, loopcontrols])
     made.filters["tojson"] = _to_json
     made.globals |= {"raise_exception": _raise, "strftime_now": strftime_now, "namespace": TemplateNamespace}
     for name in ("lipsum", "cycler", "joiner"):

@@ -17,10 +17,6 @@ from penstock.errors import InvalidRequest
 
 _GIVEN = ("messages", "tools", "documents", "add_generation_prompt")
 """Variables that every template is given."""
-_FAULTS = (
-    jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError,
-    MemoryError,
-)  # fmt: skip
 Shown = Mapping[str, Any]
 """A message or a tool as templates expect it."""
 
@@ -70,8 +66,10 @@ class ChatTemplate:
         self.source = source
         self.special_tokens = dict(special_tokens or {})
         try:
-            sandbox().compile(source, raw=True)
-        except jinja2.TemplateError as error:
+            sandbox().compile(source)
+        except RecursionError:
+            raise ValueError("the chat template cannot be used: it is nested too deeply") from None
+        except (jinja2.TemplateError, SyntaxError, MemoryError, ValueError) as error:
             raise ValueError(f"the chat template cannot be used: {error}") from None
 
     def compile(self) -> None:
@@ -86,8 +84,11 @@ class ChatTemplate:
     def _watched(self) -> jinja2.Template | None:
         """What `resume` runs; None for a template that cannot be watched."""
         environment = sandbox()
-        watched = watching(environment.parse(self.source))
-        return None if watched is None else environment.from_string(watched)
+        try:
+            watched = watching(environment.parse(self.source))
+            return None if watched is None else environment.from_string(watched)
+        except (SyntaxError, RecursionError):  # what watches takes it beyond what may be nested
+            return None
 
     @cached_property
     def variables(self) -> frozenset[str]:
@@ -121,7 +122,9 @@ class ChatTemplate:
                 if size > MAX_RENDERED:
                     raise InvalidRequest("messages: their rendered form is too long", field="messages")
             return "".join(pieces)
-        except _FAULTS as error:
+        except InvalidRequest:
+            raise
+        except Exception as error:  # a template is a program, and what it raises a fault of its own
             # Only what the template itself says, by raise_exception, is meant for the client.
             said = f"refuses these messages: {error}" if type(error) is jinja2.TemplateError else "cannot render these"
             raise InvalidRequest(f"the chat template {said}", field="messages") from None
@@ -155,7 +158,7 @@ class ChatTemplate:
                 run.add(piece)
                 if run.chars > MAX_RENDERED:
                     return None
-        except _FAULTS:
+        except Exception:
             return None
         return run.rest()
 

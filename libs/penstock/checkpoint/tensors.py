@@ -54,10 +54,13 @@ def weight_files(directory: Path) -> tuple[Path, ...]:
     placement = read_object(index).get("weight_map")
     if not isinstance(placement, dict) or not placement:
         raise CheckpointError(index, "has no weight_map")
-    names = set(placement.values())
-    if not all(isinstance(name, str) and name == Path(name).name for name in names):
+    if not all(isinstance(name, str) and _is_file_name(name) for name in placement.values()):
         raise CheckpointError(index, "weight_map must name files of this directory")
-    return tuple(directory / name for name in sorted(names))
+    return tuple(directory / name for name in sorted(set(placement.values())))
+
+
+def _is_file_name(text: str) -> bool:
+    return text != "" and text == Path(text).name and text.isprintable()  # neither a zero nor half a character
 
 
 def declared_tensors(

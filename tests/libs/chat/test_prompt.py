@@ -206,3 +206,12 @@ def test_unusable_directories_are_named(tmp_path):
     write_model(tmp_path, template="{% if %}")
     with pytest.raises(ChatModelError, match="template"):
         load_chat_model(tmp_path)
+    write_model(tmp_path, template="x")
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": [{"name": [], "template": "x"}]}')
+    assert load_chat_model(tmp_path).template is None
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(ChatModelError, match="is not UTF-8"):
+        load_chat_model(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("[" * 100_000)
+    with pytest.raises(ChatModelError, match="is not valid JSON"):
+        load_chat_model(tmp_path)

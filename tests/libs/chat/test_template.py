@@ -196,6 +196,40 @@ def test_a_malformed_template_is_named():
         ChatTemplate("{% if %}")
 
 
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("{% for a in messages %}" * 30 + "x" + "{% endfor %}" * 30, "too many statically nested blocks"),
+        ("{% break %}", "'break' outside loop"),
+        ("{{ dict(a=1, a=2) }}", "keyword argument repeated"),
+        ("{% macro m(a, a) %}{% endmacro %}", "duplicate argument"),
+        ("{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", "nested too deeply"),
+        ("{% if a %}" * 300 + "{% endif %}" * 300, "nested too deeply"),
+        ("{{ " + "9" * 5000 + " }}", "limit"),
+        ("{% autoescape 'a' | center(9) %}{% endautoescape %}", "autoescape must be true or false"),
+    ],
+)
+def test_what_no_process_could_render_is_refused_when_the_model_is_read(source, reason):
+    with pytest.raises(ValueError, match=reason):
+        ChatTemplate(source)
+
+
+@pytest.mark.parametrize("source", ["{{ 1e999 | int }}", "{{ 'abc' | truncate(-5) }}", "{{ messages.foo() }}"])
+def test_whatever_a_template_raises_is_a_refusal(source):
+    template = ChatTemplate(source)
+    for rendered in (template.render, lambda *asked: template.resume(*asked, None)):
+        with pytest.raises(InvalidRequest, match="cannot render these"):
+            rendered([{"role": "user", "content": "hi"}], None)
+
+
+@pytest.mark.parametrize("expression", ["'a' | center(10**8)", "'%100000000d' | format(1)", "[1] | list | join"])
+def test_nothing_is_computed_when_a_template_is_made(expression):
+    """The gateway makes it; what is costly in it belongs to the process that renders."""
+    begin = time.process_time()
+    ChatTemplate(f"{{{{ {expression} }}}}{{% set x = {expression} %}}").compile()
+    assert time.process_time() - begin < 0.1
+
+
 def test_nothing_heavy_is_imported():
     heavy = "{'torch', 'transformers', 'numpy', 'grpc'}"
     code = f"import sys, penstock.chat.model, penstock.chat.sessions; print({heavy} & set(sys.modules))"

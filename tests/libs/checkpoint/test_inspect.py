@@ -294,7 +294,7 @@ def test_shards(tmp_path):
     directory = write_checkpoint(tmp_path / "model", TinyModel(shards=3))
     index = directory / "model.safetensors.index.json"
     shards = inspect(directory).weight_files
-    for weights in ({}, {"a": "../x.safetensors"}, {"a": 5}, []):
+    for weights in ({}, {"a": "../x.safetensors"}, {"a": 5}, {"a": []}, {"a": ""}, {"a": "x\0"}, {"a": "\ud800"}, []):
         saved = index.read_text()
         edit(index, weight_map=weights)
         assert refusal(directory).file == index

@@ -19,6 +19,8 @@ _AT = 0x08
 """Tag of field 1, a number."""
 _DATA = 0x12
 """Tag of field 2, bytes."""
+_AT_BYTES, _LENGTH_BYTES = 9, 5
+"""That these numbers have at most in what is decoded by hand; a larger one is left to protobuf."""
 
 Part = tuple[int, memoryview]
 """Where a part begins, and its bytes."""
@@ -40,9 +42,9 @@ def decode(message: bytes) -> Part:
     at = start = 0
     try:
         if message[:1] == bytes((_AT,)):
-            at, start = _number(message, 1)
+            at, start = _number(message, 1, _AT_BYTES)
         if message[start] == _DATA:
-            length, begin = _number(message, start + 1)
+            length, begin = _number(message, start + 1, _LENGTH_BYTES)
             if begin + length == len(message):
                 return at, memoryview(message)[begin:]
     except IndexError:
@@ -66,16 +68,16 @@ def _append_number(to: bytearray, number: int) -> None:
     to.append(number)
 
 
-def _number(message: bytes, at: int) -> tuple[int, int]:
-    """A number, and where it ends."""
-    number = shift = 0
-    while True:
+def _number(message: bytes, at: int, most: int) -> tuple[int, int]:
+    """A number of up to `most` bytes, and where it ends. Raises IndexError where it has no end by then."""
+    number = 0
+    for shift in range(0, 7 * most, 7):
         byte = message[at]
         at += 1
         number |= (byte & 0x7F) << shift
         if byte < 0x80:
             return number, at
-        shift += 7
+    raise IndexError
 
 
 def read_method(channel: grpc.aio.Channel) -> grpc.aio.UnaryStreamMultiCallable[kvstore_pb2.ReadRequest, bytes]:

@@ -133,3 +133,5 @@ def _text(field: str, path: Path) -> str:
         return path.read_text()
     except OSError as error:
         raise ConfigError(field, str(path), f"cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(field, str(path), "is not UTF-8") from None

@@ -64,7 +64,7 @@ def read_keys(path: Path) -> Sequence[ApiKey]:
         raise ConfigError("api_keys", str(path), f"cannot be read: {error.strerror}") from None
     try:
         keys = msgspec.json.decode(raw, type=_File).keys
-    except msgspec.DecodeError:  # it may quote what it found: a key, perhaps
+    except (msgspec.DecodeError, UnicodeDecodeError):  # it may quote what it found: a key, perhaps
         raise ConfigError("api_keys", str(path), _RIGHT) from None
     for key in keys:
         if not key.id or not key.tenant or len(key.sha256) != 64 or set(key.sha256) - set("0123456789abcdef"):

@@ -103,7 +103,7 @@ def read_terms(path: Path | None) -> Terms:
         file = msgspec.convert(tomllib.loads(path.read_text()), _File)
     except OSError as error:
         raise ConfigError("terms", str(path), f"cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+    except (ValueError, RecursionError, msgspec.ValidationError) as error:
         raise ConfigError("terms", str(path), f"is not valid: {error}") from None
     for name, price in file.price.items():
         _check(path, f"price.{name}", {"input": price.input, "output": price.output, **price.cached})

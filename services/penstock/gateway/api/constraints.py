@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Raw
 
 from penstock.errors import InvalidRequest
-from penstock.gateway.api.fields import ABSENT, accepted, honoured, refused
+from penstock.gateway.api.fields import ABSENT, accepted, decoded, honoured, refused, text_of
 from penstock.gateway.api.reader import BodyReader
 from penstock.grammar.recipe import Part
 
@@ -68,7 +68,6 @@ class StructuredBody(msgspec.Struct, forbid_unknown_fields=True):
 _FORMAT = BodyReader(FormatBody)
 _FLAT = BodyReader(FlatFormatBody)
 _STRUCTURED = BodyReader(StructuredBody)
-_TEXT: msgspec.json.Decoder[str] = msgspec.json.Decoder(str)
 
 
 def response_format(raw: bytes, at: str = "response_format") -> Part | None:
@@ -135,7 +134,7 @@ def structured_outputs(raw: bytes, at: str = "structured_outputs") -> Iterator[P
     if body.regex:
         yield Part("regex", body.regex, f"{at}.regex")
     if bytes(body.choice) not in NOTHING:
-        yield Part("choice", bytes(body.choice).decode(), f"{at}.choice")
+        yield Part("choice", text_of(body.choice, f"{at}.choice"), f"{at}.choice")
     if body.grammar:
         yield Part("grammar", body.grammar, f"{at}.grammar")
     if body.json_object:
@@ -148,8 +147,8 @@ def schema_part(raw: Raw, at: str) -> Part:
     if text in NOTHING:
         raise _required(at)
     if text.startswith(b'"'):
-        return Part("schema", _TEXT.decode(text), at)
-    return Part("schema", text.decode(), at)
+        return Part("schema", decoded(text, at), at)
+    return Part("schema", text_of(text, at), at)
 
 
 def _read(reader: BodyReader[Body], raw: bytes, at: str) -> Body | None:

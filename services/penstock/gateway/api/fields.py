@@ -97,8 +97,8 @@ def refuse(body: msgspec.Struct, place: str = "") -> None:
         if value is None or value is ABSENT:
             continue
         if fate.kind == "refused":
-            if not _is_fine(value, fate):
-                field = f"{place}{name}"
+            field = f"{place}{name}"
+            if not _is_fine(value, fate, field):
                 raise InvalidRequest(f"{field}: {fate.words()}", field=field, code="unsupported_parameter")
         elif isinstance(value, list):
             for at, item in enumerate(value):
@@ -108,16 +108,31 @@ def refuse(body: msgspec.Struct, place: str = "") -> None:
             refuse(value, f"{place}{name}.")
 
 
-def small(raw: Raw) -> object:
-    """The value of a field of raw JSON; the field's text when it is too long for a supported value."""
-    text = bytes(raw) or b"null"
-    return msgspec.json.decode(text) if len(text) <= _SMALL else text
+def decoded(raw: bytes | Raw, field: str) -> Any:
+    """The value of a field of raw JSON. Its body's decoder has passed over numbers that are too large and texts that
+    are not UTF-8: here they raise InvalidRequest."""
+    try:
+        return msgspec.json.decode(bytes(raw) or b"null")
+    except RecursionError:
+        raise InvalidRequest(f"{field}: is nested too deeply", field=field, code="invalid_json") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"{field}: is not valid JSON: {error}", field=field, code="invalid_json") from None
 
 
-def _is_fine(value: object, fate: Fate) -> bool:
-    found = small(value) if isinstance(value, Raw) else value
+def text_of(raw: bytes | Raw, field: str) -> str:
+    """The JSON text of a field of raw JSON. Raises InvalidRequest where it is not UTF-8."""
+    try:
+        return bytes(raw).decode()
+    except UnicodeDecodeError:
+        raise InvalidRequest(f"{field}: is not valid UTF-8", field=field, code="invalid_json") from None
+
+
+def _is_fine(value: object, fate: Fate, field: str) -> bool:
+    if isinstance(value, Raw) and len(bytes(value)) > _SMALL:
+        return False
+    found: Any = decoded(value, field) if isinstance(value, Raw) else value
     whole = isinstance(found, float) and found.is_integer()
-    return found is None or _json(int(found) if whole else found) in fate.fine  # type: ignore[call-overload]
+    return found is None or _json(int(found) if whole else found) in fate.fine
 
 
 def _json(value: object) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -19,6 +20,8 @@ _MISSING = re.compile(r"Object missing required field `(?P<name>\w+)`\Z")
 _STEP = re.compile(r"\.?([^.\[\]]+)|\[(?:\d+|\.\.\.)\]")
 _BOM = b"\xef\xbb\xbf"
 _LONGEST_NAME = 64
+_LONGEST_COMPLAINT = 400
+"""Characters; a complaint may quote the whole of a wrong value."""
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
@@ -48,20 +51,16 @@ class BodyReader(Generic[Body]):
 
     def _decode(self, raw: bytes) -> Body:
         texts = LongTexts(raw)
-        try:
-            body: Body = texts.put_back(self._decoder.decode(texts.rest))
-            return body
-        except msgspec.ValidationError as error:
-            raise self._named(texts.without_names(str(error))) from None
-        except UnicodeDecodeError:
-            raise InvalidRequest("the body is not valid UTF-8", code="invalid_json") from None
-        except msgspec.DecodeError as error:
-            raise InvalidRequest(f"the body is not valid JSON: {error}", code="invalid_json") from None
-        except RecursionError:
-            raise InvalidRequest("the body is nested too deeply", code="invalid_json") from None
+        with _refusing_what_is_no_json():
+            try:
+                body: Body = texts.put_back(self._decoder.decode(texts.rest))
+                return body
+            except msgspec.ValidationError as error:
+                raise self._named(texts.without_names(str(error))) from None
 
     def _without_unknown(self, raw: bytes, ignored: list[str]) -> Body:
-        value = msgspec.json.decode(raw)
+        with _refusing_what_is_no_json():
+            value = msgspec.json.decode(raw)  # the whole: what stands behind an unknown field was not looked at yet
         kept = _strip(value, (self._body,), "", ignored)
         try:
             return self._decode(msgspec.json.encode(kept))
@@ -78,6 +77,7 @@ class BodyReader(Generic[Body]):
         if missing := _MISSING.fullmatch(what):
             field = f"{field}.{missing['name']}" if field else missing["name"]
             what = "is required"
+        what = what if len(what) <= _LONGEST_COMPLAINT else f"{what[:_LONGEST_COMPLAINT]}..."
         return InvalidRequest(f"{field}: {what}" if field else what, field=field or None)
 
     def _unknown(self, place: str, name: str) -> InvalidRequest:
@@ -85,6 +85,19 @@ class BodyReader(Generic[Body]):
         nearest = difflib.get_close_matches(name[:_LONGEST_NAME], _known(self._body, place), n=1, cutoff=0.7)
         hint = f"; did you mean {nearest[0]}?" if nearest else ""
         return InvalidRequest(f"{field}: is not a known field{hint}", field=field, code="unknown_parameter")
+
+
+@contextmanager
+def _refusing_what_is_no_json() -> Iterator[None]:
+    """Raises InvalidRequest for the errors of a decoder."""
+    try:
+        yield
+    except UnicodeDecodeError:
+        raise InvalidRequest("the body is not valid UTF-8", code="invalid_json") from None
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}", code="invalid_json") from None
+    except RecursionError:
+        raise InvalidRequest("the body is nested too deeply", code="invalid_json") from None
 
 
 class _UnknownField(Exception):

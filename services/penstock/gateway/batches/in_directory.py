@@ -185,11 +185,13 @@ class DirectoryBatches:
         """A batch as its record says, and as others wish."""
         if batch.over:
             return batch
+        path = self._batch(batch).with_suffix(".cancel")
         try:
-            since = int(self._batch(batch).with_suffix(".cancel").read_text())
+            return batch.cancelling(int(path.read_text()))
         except FileNotFoundError:
             return batch
-        return batch.cancelling(since)
+        except ValueError:
+            raise OSError(f"{path} does not hold a time") from None
 
     def save(self, batch: StoredBatch) -> None:
         """Keeps a batch as its claim has it."""
@@ -300,7 +302,7 @@ def _get(path: Path, kind: type[Record]) -> Record | None:
     with suppress(FileNotFoundError):
         try:
             return msgspec.json.decode(path.read_bytes(), type=kind)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise OSError(f"{path} is no record of a {kind.__name__}: {error}") from None
     return None
 

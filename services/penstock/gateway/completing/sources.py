@@ -86,7 +86,7 @@ def _of_file(file: Path) -> Iterator[_Wanted]:
         entries = msgspec.convert(tomllib.loads(file.read_text()), _Entries)
     except OSError as error:
         raise ConfigError("models", str(file), f"cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
+    except (ValueError, RecursionError, msgspec.ValidationError) as error:
         raise ConfigError("models", str(file), f"is not valid: {error}") from None
     for name, entry in entries.items():
         if entry.tool_format and entry.tool_format not in FORMATS:

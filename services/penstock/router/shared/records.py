@@ -122,7 +122,7 @@ def unpack_record(data: object) -> tuple[Record, int]:
         raise ForeignState("without a time")
     try:
         return _RECORD.decode(data[len(_HEADER) + _STAMP :]), int(stamp)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ForeignState(str(error)) from None
 
 
@@ -131,11 +131,11 @@ def _inner(decoder: msgspec.msgpack.Decoder[Inner], data: object) -> Inner:
         raise ForeignState("no bytes")
     try:
         number, raw = _OUTER.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ForeignState(str(error)) from None
     if number != FORMAT:
         raise ForeignState(f"of format {number}, not {FORMAT}")
     try:
         return decoder.decode(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ForeignState(str(error)) from None

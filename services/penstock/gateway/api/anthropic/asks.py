@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-import msgspec
-
 from penstock.chat.messages import Call, Message, Rendering, Tool
 from penstock.errors import InvalidRequest
 from penstock.gateway.api.anthropic.bodies import (
@@ -21,6 +19,7 @@ from penstock.gateway.api.anthropic.bodies import (
 )
 from penstock.gateway.api.constraints import output_format
 from penstock.gateway.api.extension import CacheControl, Extension, keeps_of
+from penstock.gateway.api.fields import decoded
 from penstock.gateway.api.nodes import Nodes
 from penstock.gateway.request import bounds
 from penstock.gateway.request.ask import Ask, Conversation, Sampling
@@ -211,8 +210,8 @@ def _call(block: ContentBlock, field: str) -> Call:
     for name in ("id", "name"):
         if not getattr(block, name):
             raise InvalidRequest(f"{field}.{name}: is required", field=f"{field}.{name}")
+    value = decoded(block.input, f"{field}.input")
     try:
-        value = msgspec.json.decode(bytes(block.input) or b"null")
         # White space as in the calls that models write, so that what was generated is found in the cache.
         written = json.dumps(value, ensure_ascii=False)
     except RecursionError:

@@ -8,6 +8,7 @@ import msgspec
 
 from penstock.errors import InvalidRequest
 from penstock.gateway.api.constraints import NOTHING, response_format, schema_part, structured_outputs
+from penstock.gateway.api.fields import text_of
 from penstock.gateway.api.openai.bodies import ChatBody, CompletionBody
 from penstock.gateway.request import bounds
 from penstock.gateway.request.bounds import check_count
@@ -39,7 +40,7 @@ def _parts(body: ChatBody | CompletionBody) -> Iterator[Part]:
         if (raw := getattr(body, name)) and bytes(raw) not in NOTHING:
             yield schema_part(raw, name)
     if bytes(body.guided_choice) not in NOTHING:
-        yield Part("choice", bytes(body.guided_choice).decode(), "guided_choice")
+        yield Part("choice", text_of(body.guided_choice, "guided_choice"), "guided_choice")
     if body.allowed_token_ids is not None:
         check_count("allowed_token_ids", len(body.allowed_token_ids), bounds.MAX_ALLOWED_TOKENS)
         yield Part("tokens", msgspec.json.encode(body.allowed_token_ids).decode(), "allowed_token_ids")

@@ -40,7 +40,7 @@ def tool_choice(raw: bytes) -> tuple[str, Sequence[str] | None]:
     """The mode of a tool_choice, and the functions that it names. Raises InvalidRequest."""
     try:
         choice = _CHOICE.decode(raw or b"null")
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise _malformed() from None
     if choice is None:
         return "auto", None

@@ -10,9 +10,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 from penstock.errors import PenstockError
+from penstock.gateway.api.fields import decoded
 from penstock.gateway.api.inquiry import Json, Style, encode
 from penstock.gateway.api.openai.shapes import error_json, logprob_entries, own_usage
 from penstock.gateway.api.responses.asks import ENCRYPTED, ResponseOrder
@@ -205,8 +204,8 @@ def _echo(order: ResponseOrder, ask: Ask) -> Json:
         }
         for tool in body.tools or ()
     ]
-    chosen = msgspec.json.decode(bytes(body.tool_choice) or b"null")
-    form = msgspec.json.decode(bytes(body.text.format) or b"null") if body.text else None
+    chosen = decoded(body.tool_choice, "tool_choice")
+    form = decoded(body.text.format, "text.format") if body.text else None
     return {
         "status": "in_progress",
         "background": False,

@@ -122,9 +122,9 @@ class Home:
         fields = (await load(self.path / name / _MANIFEST)).get("spec")
         try:
             spec = KvSpec(**fields) if isinstance(fields, dict) else None
-        except TypeError:
+            return spec if spec is not None and self.space(spec).name == name else None
+        except (TypeError, ValueError):  # other fields, or texts that are none
             return None
-        return spec if spec is not None and self.space(spec).name == name else None
 
     async def prepare(self, spec: KvSpec, total: int) -> SlabShape:
         """Makes the subdirectory of a spec, or finds it and says how it is cut. Raises OSError."""
