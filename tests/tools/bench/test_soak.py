@@ -195,11 +195,11 @@ def test_metrics_are_summed_over_their_labels() -> None:
 
 def test_growth_is_that_of_the_later_half_of_the_longest_life() -> None:
     log = MemoryLog()
-    log.lives["decode-0", 1] = [(float(at), 1e6 * min(at, 50)) for at in range(100)]
-    log.lives["decode-1", 2] = [(float(at), 1e6 * at) for at in range(50)]
-    log.lives["router-0", 3] = [(float(at), 1e6 * at) for at in range(60)]
-    log.lives["draft", 4] = [(float(at), 1e6 * at) for at in range(10)]
-    assert log.growth() == {"decode": pytest.approx(0.0), "router": pytest.approx(29e6)}
+    log.lives["decode-0", 1] = [(float(at), 1e6 * min(at, 50)) for at in range(200)]
+    log.lives["decode-1", 2] = [(float(at), 1e6 * at) for at in range(150)]
+    log.lives["router-0", 3] = [(float(at), 1e6 * at) for at in range(160)]
+    log.lives["draft", 4] = [(float(at), 1e6 * at) for at in range(100)]
+    assert log.growth() == {"decode": pytest.approx(0.0), "router": pytest.approx(79e6)}
 
 
 def test_figures_and_their_section() -> None:
@@ -224,5 +224,7 @@ def test_figures_and_their_section() -> None:
         "leaked: router-0: charged requests = 1",
         "a defect: decode-0: background task failed",
     ]
+    young = {one.id: one for one in replace(report, growth={}).figures()}
+    assert (young["memory_growth_mb"].value, young["memory_growth_mb"].met) == (None, None)
     text = section(BenchReport("soak", report.figures()).json())
     assert "growth of memory, decode, MB" in text and "n/a" not in text

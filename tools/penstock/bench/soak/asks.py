@@ -14,6 +14,8 @@ TURNS = 3
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 _KINDS = {"chat": 5, "text": 3, "schema": 1, "tool": 1, "several": 1, "session": 2}
 """Of every 13 requests."""
+_SHORT, _LONG, _LONGER = (8, 64), (200, 400), 0.08
+"""Tokens of answers, and the share of the longer ones, in the middle of which somebody is likely to die."""
 _THINGS = (
     "the sea",
     "a whale",
@@ -80,7 +82,8 @@ def next_turn(ask: SoakAsk, said: str) -> SoakAsk | None:
 def _drawn(source: random.Random, number: int) -> SoakAsk:
     kind = source.choices(list(_KINDS), list(_KINDS.values()))[0]
     name = f"{kind} {number}"
-    body: dict[str, Any] = {"model": MODEL, "max_tokens": source.randint(8, 64), "seed": source.randrange(1 << 31)}
+    tokens = source.randint(*(_LONG if source.random() < _LONGER else _SHORT))
+    body: dict[str, Any] = {"model": MODEL, "max_tokens": tokens, "seed": source.randrange(1 << 31)}
     body["temperature"] = source.choice((0.0, 0.7, 1.0))
     if source.random() < 0.7:
         body["ignore_eos"] = True

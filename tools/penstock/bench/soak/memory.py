@@ -12,8 +12,8 @@ from penstock.bench.soak.mesh import SoakMesh
 from penstock.bench.soak.system import private_bytes
 
 _PERIOD_S = 1.0
-_FEWEST = 12
-"""Samples of the later half of a life that a line is laid through."""
+_LEAST_S = 60.0
+"""The later half of a life, at least: young processes fill their pools and buffers."""
 
 Sample = tuple[float, float]
 """Seconds and bytes."""
@@ -43,7 +43,7 @@ class MemoryLog:
         may fill is full; by kind. Kinds whose processes were all short-lived are left out."""
         longest: dict[str, Sequence[Sample]] = {}
         for kind, life in self._late():
-            if len(life) >= _FEWEST and span(life) > span(longest.get(kind, ())):
+            if span(life) >= max(_LEAST_S, span(longest.get(kind, ()))):
                 longest[kind] = life
         return {kind: slope(life) * span(life) for kind, life in sorted(longest.items())}
 

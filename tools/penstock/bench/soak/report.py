@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from penstock.bench.harness import Figure, figure
+from penstock.bench.harness import Figure, figure, missing
 from penstock.bench.soak.tally import SoakTally
 
 _SLOWER = 1.1
@@ -44,14 +44,16 @@ class SoakReport:
         tally, struck = self.tally, sum(self.faults.values())
         of = f"{tally.done} requests, {struck} faults, seed {self.seed}"
         growth = {kind: grown / 1e6 for kind, grown in self.growth.items()}
-        worst = max(growth.values(), default=0.0)
+        grown_by = "the later half of the longest life of each kind"
         return [
             _at_most("streams_lost", tally.lost, "", of, 0),
             _at_most("tokens_wrong", tally.wrong, "", f"{tally.tokens} tokens", 0),
             _at_most("leaks", len(self.leaks), "", "the mesh before the faults", 0),
             _at_most("defects_logged", len(self.defects), "", "of tasks that failed or were left behind", 0),
             _at_most("max_pause_s", tally.pause_s, "s", "between two tokens of a stream", _PAUSE_S),
-            _at_most("memory_growth_mb", worst, "MB", "the later half of the longest life of each kind", _GROWTH_MB),
+            _at_most("memory_growth_mb", max(growth.values()), "MB", grown_by, _GROWTH_MB)
+            if growth
+            else missing("memory_growth_mb", "MB", "no process got old enough", _GROWTH_MB),
             _at_most("latency_last_vs_first", self.median_ratio, "ratio", "the same requests at the start", _SLOWER),
             _scale("latency_p95_last_vs_first", self.tail_ratio, "ratio"),
             _scale("max_first_token_s", tally.first_s, "s"),
