@@ -128,23 +128,27 @@ TestLedger.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 def test_a_plan_for_which_there_is_no_room_counts_in_full() -> None:
+    def charge() -> Charge:
+        return Charge(
+            prefill="a",
+            decode="a",
+            own_tokens=5,
+            context_tokens=40,
+            prompt_tokens=37,
+            made_at=0.0,
+            block_size=SIZE,
+            block_keys=KEYS[:2],
+            uncached_keys=KEYS[1:2],
+        )
+
     ledger = Ledger(most_keys=3)
     for _ in range(2):
-        ledger.charge(
-            Charge(
-                prefill="a",
-                decode="a",
-                own_tokens=5,
-                context_tokens=40,
-                prompt_tokens=37,
-                made_at=0.0,
-                block_size=SIZE,
-                block_keys=KEYS[:2],
-                uncached_keys=KEYS[1:2],
-            )
-        )
+        ledger.charge(charge())
     account = ledger.of("a")
     assert (account.prefill_tokens, account.context_tokens) == (2 * (5 + SIZE), 80)
     for number in (1, 2):
         ledger.release(number)
     assert ledger.empty
+    later = charge()
+    ledger.charge(later)
+    assert later.block_keys == KEYS[:2], "there is room again"

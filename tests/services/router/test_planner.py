@@ -14,6 +14,7 @@ from penstock.router.config import RouterConfig
 from penstock.router.planner import Planner
 from penstock.router.plans import PlanAsk, Planned
 from penstock.router.registry import Measured, Member, Report, Seat
+from penstock.router.running import RunningPlan
 from penstock.router.workers import Role
 
 SPEC = KvSpec(model="m", tokenizer="t", layout="v1", dtype="float32", block_size=16, block_bytes=4096)
@@ -381,6 +382,15 @@ def test_stores_serve_their_host(desk: Desk) -> None:
     assert (planned.decode.id, planned.cached_tokens) == ("near", 960)
 
 
+@pytest.mark.parametrize(("tokens", "cached"), [(47, 32), (48, 32), (49, 48), (50, 48)])
+def test_all_whole_blocks_before_the_last_token_may_be_cached(desk: Desk, tokens: int, cached: int) -> None:
+    desk.join("a")
+    desk.planner.registry.join(Member(id="store", role=None, address="s:1", host_id="h"), desk.now)
+    keys = [bytes([number]) * 32 for number in range(tokens // 16)]
+    desk.planner.index.stored("store", keys)
+    assert desk.plan(tokens, block_keys=keys).cached_tokens == cached
+
+
 def test_a_worker_without_a_store_on_its_host_uses_any(desk: Desk) -> None:
     desk.join("a", host="h1")
     desk.planner.registry.join(Member(id="store", role=None, address="s:1", host_id="h9"), desk.now)
@@ -417,6 +427,29 @@ def test_the_charge_follows_the_answer(desk: Desk) -> None:
     assert found == [1040, 1040, 1040, 1150, 1500]
     desk.planner.release(number)
     assert desk.planner.ledger.empty
+
+
+def test_what_is_told_of_a_plan_is_in_the_state_of_its_worker(desk: Desk) -> None:
+    desk.join("a")
+
+    def state() -> tuple[int, int]:
+        desk.planner.refresh()
+        found = desk.planner.state("a")
+        assert found is not None
+        return found.sequences, found.context_tokens
+
+    ask = PlanAsk(model="m", prompt_tokens=1000, max_tokens=500, tenant="t")
+    desk.planner.learn(ask, 40)
+    assert state() == (0, 0)
+    number = desk.planner.plan(ask).number
+    assert state() == (1, 1040)
+    desk.planner.generated(number, 480)
+    assert state() == (1, 1500)
+    kept = desk.planner.keep(ask, RunningPlan("", "a"))
+    assert state() == (2, 1500 + 1040)
+    for one in (number, kept):
+        desk.planner.release(one)
+    assert state() == (0, 0)
 
 
 def test_a_moved_answer_counts_its_earlier_tokens_once(desk: Desk) -> None:

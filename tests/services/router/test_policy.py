@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from penstock.router.costs import decode_s, prompt_cost, room_s
 from penstock.router.demand import Demand, HeldWork, Knobs
-from penstock.router.options import Answer, Decision, NoWorker, QueueFull, TooLong
+from penstock.router.options import Answer, Decision, NoWorker, QueueFull, TooLong, Waits
 from penstock.router.policy import decide
 from penstock.router.workers import HandoffCost, PromptTokenCost, Role, StepCost, WorkerFacts, WorkerState
 
@@ -420,6 +420,13 @@ def test_room_is_waited_for_while_the_prompt_is_computed() -> None:
     assert here.room_s == pytest.approx(wait_s - 1.0)
     assert here.first_token_s == pytest.approx(wait_s + 0.8)
     assert here.total_s == pytest.approx(here.first_token_s + here.answer_s)
+
+
+def test_an_idle_worker_begins_with_what_may_outgrow_it() -> None:
+    """Nobody's end would make more room there."""
+    ask, small = Demand(2000, 100, waits=True), but(DECODE, kv_capacity_tokens=2050)
+    assert isinstance(pick([small], ask), Decision)
+    assert isinstance(pick([but(small, sequences=1, context_tokens=100)], ask), Waits)
 
 
 def test_every_cost_grows_with_its_cause() -> None:
