@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import grpc
 
 from penstock.runtime.tasks import start
-from penstock.testing.world.network import Connection, Network, Wire, ended
+from penstock.testing.world.network import Network, PretendConnection, Wire, ended
 from penstock.testing.world.virtual import PretendProcess
 
 Pairs = Sequence[tuple[str, Any]]
@@ -40,7 +40,7 @@ class PretendChannel(grpc.aio.Channel):
         self.process = process
         self._address = address
         self._retried = _retried(options)
-        self._connection: Connection | None = None
+        self._connection: PretendConnection | None = None
         self._failures = 0
         self._rests_until = 0.0
         """It does not try to connect before."""
@@ -172,7 +172,9 @@ class PretendCall:
     def begin(self, given: Any, *, many: bool) -> None:
         """Sends the request, or the requests of an iterator."""
         if self._timeout is not None:
-            self._timer = self._loop.call_later(max(0.0, self._timeout), self._expire, context=self._channel.process.context)
+            self._timer = self._loop.call_later(
+                max(0.0, self._timeout), self._expire, context=self._channel.process.context
+            )
         if not many:
             self._sent.append(self._write_one(given))
             self._closed = True
@@ -190,7 +192,7 @@ class PretendCall:
         except BaseException:  # as grpc has it: whatever the iterator raises ends the call
             self.cancel()
 
-    def opened(self, connection: Connection) -> None:
+    def opened(self, connection: PretendConnection) -> None:
         """The connection stands: says all that was said so far."""
         if self._end is not None:
             return

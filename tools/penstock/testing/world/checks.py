@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 from penstock.kvstore.service import KvStore
 from penstock.kvstore.table.blocks import TierKind
 from penstock.router.service import Router
 from penstock.testing.world import model
+from penstock.testing.world.gateway import PretendGateway
+from penstock.testing.world.network import Network
+from penstock.testing.world.parts import PretendPart
 from penstock.testing.world.serving import PretendServer
+from penstock.testing.world.worker import PretendWorker
 
-if TYPE_CHECKING:
-    from penstock.testing.world.world import World
+
+class Settling(Protocol):
+    """A world, as far as it is looked at."""
+
+    network: Network
+    routers: Sequence[PretendPart[Router]]
+    store: PretendPart[KvStore] | None
+    workers: Sequence[PretendPart[PretendWorker]]
+    gateway: PretendPart[PretendGateway]
 
 
 def joined(router: Router) -> int:
@@ -21,7 +32,7 @@ def joined(router: Router) -> int:
     return len(router.planner.registry)
 
 
-def settled(world: World, gateway_tasks: int) -> Iterator[str]:
+def settled(world: Settling, gateway_tasks: int) -> Iterator[str]:
     """What is not as it has to be; the gateway had so many tasks when it had no request."""
     for router in world.routers:
         if router.served is not None:
@@ -33,7 +44,7 @@ def settled(world: World, gateway_tasks: int) -> Iterator[str]:
     yield from _of_calls(world)
 
 
-def _of_router(world: World, name: str, router: Router) -> Iterator[str]:
+def _of_router(world: Settling, name: str, router: Router) -> Iterator[str]:
     planner = router.planner
     if not planner.ledger.empty or len(planner.ledger):
         yield f"{name} has charges left: {len(planner.ledger)}"
@@ -60,7 +71,7 @@ def indexed(router: Router) -> set[bytes]:
     return {key for key, mask in index._masks.items() if mask & ~index._dead}
 
 
-def _of_store(world: World, store: KvStore) -> Iterator[str]:
+def _of_store(world: Settling, store: KvStore) -> Iterator[str]:
     stats, table, host = store.stats(), store.host.table, store.host
     none = {"leases": stats.leases, "reserved": stats.reserved, "detached": stats.detached, "cooling": stats.cooling}
     for name, count in none.items():
@@ -75,7 +86,8 @@ def _of_store(world: World, store: KvStore) -> Iterator[str]:
     if table.slots.held != stats.blocks:
         yield f"{table.slots.held} slots of the store are held, and {stats.blocks} have blocks"
     epochs: Counter[int] = Counter()
-    for key in table.keys():
+    stored = [*table.keys()]
+    for key in stored:
         block = table.find(key)
         assert block is not None
         epochs[block.slot] += 1
@@ -88,12 +100,12 @@ def _of_store(world: World, store: KvStore) -> Iterator[str]:
     held = sum(1 for epoch in host.arena._epochs if epoch)
     if held != stats.blocks:
         yield f"{held} slots have an epoch, and {stats.blocks} have blocks"
-    if set(table.keys()) != {key for key in store.partitions.keys()}:
+    if set(stored) != set(store.partitions.keys()):
         yield "the store's tiers know other blocks than its table"
     assert TierKind.HOST in {tier.kind for tier in store.store.tiers.kept}
 
 
-def _of_workers(world: World) -> Iterator[str]:
+def _of_workers(world: Settling) -> Iterator[str]:
     for part in world.workers:
         worker = part.served
         if worker is None:
@@ -106,12 +118,12 @@ def _of_workers(world: World) -> Iterator[str]:
                 yield f"{part.name} has {name} left: {count}"
 
 
-def _of_gateway(world: World, tasks: int) -> Iterator[str]:
+def _of_gateway(world: Settling, tasks: int) -> Iterator[str]:
     gateway = world.gateway.served
     if gateway is None:
         yield "the gateway does not run"
         return
-    found = world._loop.tasks_of(world.gateway.process)
+    found = world.network.loop.tasks_of(world.gateway.process)
     if len(found) != tasks:
         names = Counter(task.get_name().rstrip("0123456789-") for task in found)
         yield f"the gateway has {len(found)} tasks, and had {tasks}: {dict(names)}"
@@ -121,11 +133,11 @@ def _of_gateway(world: World, tasks: int) -> Iterator[str]:
         yield "the gateway still uses channels"
 
 
-def _of_calls(world: World) -> Iterator[str]:
+def _of_calls(world: Settling) -> Iterator[str]:
     """Only streams that stay are open."""
     stay = {"/penstock.v1.Router/Join", "/penstock.v1.Router/Watch", "/penstock.v1.KvStore/Attach"}
     for server in world.network.servers.values():
+        assert isinstance(server, PretendServer)
         left = [task.get_name() for task in server.calls.values() if task.get_name() not in stay]
         if left:
             yield f"{server.process.name} still serves {left}"
-    assert all(isinstance(server, PretendServer) for server in world.network.servers.values())

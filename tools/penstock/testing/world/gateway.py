@@ -25,7 +25,7 @@ _NAMESPACE = b"n" * 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class PretendAsk:
     """What a client asks for."""
 
     id: str
@@ -40,10 +40,10 @@ class Wanted:
 
 
 @dataclass(slots=True)
-class Heard:
+class HeardAnswer:
     """What became of it."""
 
-    wanted: Wanted
+    wanted: PretendAsk
     began: float
     tokens: list[int] = field(default_factory=list)
     ended: float | None = None
@@ -81,7 +81,7 @@ class PretendGateway:
         self._routers = routers
         self._clock = asyncio.get_running_loop().time
 
-    async def serve(self, heard: Heard) -> None:
+    async def serve(self, heard: HeardAnswer) -> None:
         """Takes one request to its end."""
         wanted, clock = heard.wanted, self._clock
 
@@ -117,7 +117,7 @@ class PretendGateway:
             flow.close()
 
 
-def _request(wanted: Wanted) -> ChoiceRequest:
+def _request(wanted: PretendAsk) -> ChoiceRequest:
     root = root_key(model.SPEC, _NAMESPACE)
     return ChoiceRequest(
         id=wanted.id,

@@ -11,18 +11,54 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from penstock.testing.world.virtual import PretendProcess, VirtualLoop
-
-if TYPE_CHECKING:
-    from penstock.testing.world.calls import PretendCall
-    from penstock.testing.world.serving import PretendServer, ServedCall
 
 _CONNECT_S = 5.0
 """As `grpc.min_reconnect_backoff_ms` has it for every attempt."""
 _NEXT_S = 1e-6
 """Between two messages of one call, at least."""
+
+
+class CallingSide(Protocol):
+    """A call, at its client."""
+
+    method: str
+
+    def opened(self, connection: PretendConnection) -> None:
+        """The connection that it waits for stands."""
+
+    def unreachable(self, why: str) -> None:
+        """It does not come about."""
+
+    def broke(self, wire: Wire) -> None:
+        """It has broken."""
+
+    def hear(self, wire: Wire, message: bytes) -> None:
+        """An answer has arrived."""
+
+    def hear_end(self, wire: Wire, end: Any) -> None:
+        """The server has ended the call."""
+
+
+class ServingSide(Protocol):
+    """A call, at its server."""
+
+    def hear(self, message: bytes | None) -> None:
+        """A request has arrived; None: that there is none any more."""
+
+    def gone(self) -> None:
+        """Nobody waits for answers any more."""
+
+
+class Listens(Protocol):
+    """What listens at an address."""
+
+    process: PretendProcess
+
+    def accept(self, wire: Wire, method: str, metadata: Any, left_s: float | None) -> None:
+        """A call has come, with so many seconds until its deadline."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +74,7 @@ class Weather:
 
 
 @dataclass(slots=True)
-class Way:
+class PretendWay:
     """Between two processes, by their names: both directions."""
 
     held_until: float = 0.0
@@ -57,18 +93,18 @@ class Network:
         self.random = random
         self.trace: list[Event] = []
         """All that was sent, in order."""
-        self.servers: dict[str, PretendServer] = {}
+        self.servers: dict[str, Listens] = {}
         """By address."""
-        self.connections: list[Connection] = []
+        self.connections: list[PretendConnection] = []
         """That are not broken."""
         self._weather = weather
-        self._ways: dict[frozenset[str], Way] = {}
+        self._ways: dict[frozenset[str], PretendWay] = {}
 
-    def way(self, one: PretendProcess, other: PretendProcess) -> Way:
+    def way(self, one: PretendProcess, other: PretendProcess) -> PretendWay:
         """Between two processes, or those that take their names."""
-        return self._ways.setdefault(frozenset((one.name, other.name)), Way())
+        return self._ways.setdefault(frozenset((one.name, other.name)), PretendWay())
 
-    def arrival(self, way: Way) -> float:
+    def arrival(self, way: PretendWay) -> float:
         """When what is sent now arrives."""
         weather, random = self._weather, self.random
         took = weather.delay_s * (0.5 + random.random())
@@ -76,9 +112,9 @@ class Network:
             took += weather.late_s * random.random()
         return max(self.loop.now, way.held_until) + took
 
-    def connect(self, client: PretendProcess, address: str, reached: Callable[[bool], None]) -> Connection:
+    def connect(self, client: PretendProcess, address: str, reached: Callable[[bool], None]) -> PretendConnection:
         """A new connection; `reached` is told whether it leads anywhere."""
-        connection = Connection(self, client, self.servers.get(address), reached)
+        connection = PretendConnection(self, client, self.servers.get(address), reached)
         self.connections.append(connection)
         return connection
 
@@ -100,20 +136,20 @@ class Network:
                 connection.break_off()
 
 
-class Connection:
+class PretendConnection:
     """From a client to a server."""
 
     def __init__(
         self,
         network: Network,
         client: PretendProcess,
-        server: PretendServer | None,
+        server: Listens | None,
         reached: Callable[[bool], None],
     ) -> None:
         self.network = network
         self.client = client
         self.server = server
-        self.way = network.way(client, server.process) if server is not None else Way()
+        self.way = network.way(client, server.process) if server is not None else PretendWay()
         self.ready = False
         self.broken = False
         self.closed = False
@@ -121,7 +157,7 @@ class Connection:
         self.loses = network.random.random() < 0.5
         """Whether what is on its way is lost when it breaks."""
         self.wires: dict[Wire, None] = {}
-        self.waiting: dict[PretendCall, None] = {}
+        self.waiting: dict[CallingSide, None] = {}
         """Calls that wait for it to stand."""
         self._told = reached
         loop = network.loop
@@ -183,7 +219,9 @@ class Connection:
         for wire in [*self.wires]:
             wire.break_off()
         if waiting:
-            network.loop.call_at(network.arrival(self.way), self._give_up, "connection lost", context=self.client.context)
+            network.loop.call_at(
+                network.arrival(self.way), self._give_up, "connection lost", context=self.client.context
+            )
 
     @property
     def _to(self) -> str:
@@ -194,10 +232,10 @@ class Connection:
 class Wire:
     """One call's part of a connection."""
 
-    connection: Connection
-    server: PretendServer
-    call: PretendCall
-    served: ServedCall | None = None
+    connection: PretendConnection
+    server: Listens
+    call: CallingSide
+    served: ServingSide | None = None
     _up_at: float = 0.0
     _down_at: float = 0.0
     """When what was sent last arrives."""

@@ -14,13 +14,14 @@ Served = TypeVar("Served")
 Opened = Callable[[], AbstractAsyncContextManager[Any]]
 
 
-class Part(Generic[Served]):
+class PretendPart(Generic[Served]):
     """A service under one name: one process after another."""
 
     def __init__(self, name: str, opened: Callable[[], AbstractAsyncContextManager[Served]]) -> None:
         self.name = name
         self.process = PretendProcess(name)
-        self.starts = 0
+        self.ready = asyncio.Event()
+        """Set while it is served."""
         self.served: Served | None = None
         """What runs in the process; None while it starts or does not run."""
         self._opened = opened
@@ -35,7 +36,6 @@ class Part(Generic[Served]):
         """Starts a process."""
         assert not self.up
         self.process = PretendProcess(self.name)
-        self.starts += 1
         self._task = self.process.run(self._start)
 
     def _start(self) -> asyncio.Task[None]:
@@ -44,14 +44,20 @@ class Part(Generic[Served]):
     async def _run(self) -> None:
         try:
             async with self._opened() as self.served:
+                self.ready.set()
                 await asyncio.get_running_loop().create_future()
         finally:
-            self.served = None
+            self._ended()
 
     def killed(self) -> None:
         """Its process is dead."""
         self.process.kill()
-        self.served, self._task = None, None
+        self._task = None
+        self._ended()
+
+    def _ended(self) -> None:
+        self.served = None
+        self.ready.clear()
 
     async def close(self) -> None:
         """Ends the process in order."""

@@ -89,7 +89,9 @@ class PretendServer:
         except grpc.aio.AbortError:
             pass
         except asyncio.CancelledError:
-            call.finish(CallEnd(grpc.StatusCode.UNAVAILABLE if self._stopping else grpc.StatusCode.CANCELLED, "cancelled"))
+            call.finish(
+                CallEnd(grpc.StatusCode.UNAVAILABLE if self._stopping else grpc.StatusCode.CANCELLED, "cancelled")
+            )
             if being_cancelled():
                 raise
         except Exception:

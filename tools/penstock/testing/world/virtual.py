@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextvars import Context, ContextVar, copy_context
 from typing import Any, TypeVar
 
@@ -96,7 +96,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._ready.extend(handles)
 
     def _make_task(
-        self, loop: asyncio.AbstractEventLoop, coro: Coroutine[Any, Any, Any], context: Context | None = None
+        self, loop: asyncio.AbstractEventLoop, coro: Any, /, context: Context | None = None
     ) -> asyncio.Task[Any]:
         context = copy_context() if context is None else context
         process = context.get(_RUNNING_IN, None) or self.current

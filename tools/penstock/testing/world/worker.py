@@ -4,7 +4,7 @@ hands off, and tells its tokens by listeners, as real ones do."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 
 from penstock.engine.request import TokenOut, Update
-from penstock.errors import NotFound, Overloaded, Unavailable
+from penstock.errors import Overloaded, Unavailable
 from penstock.kv.client.client import BlockPut, Origin, StoreClient, StoreFault, open_store
 from penstock.kv.identity import Chain
 from penstock.kv.pace import Pace
@@ -33,11 +33,15 @@ from penstock.v1 import (
     prefill_pb2_grpc,
     router_pb2,
 )
+from penstock.worker.publishing import BlockSink
 from penstock.worker.serving.listening import Listeners, Way, say_told
+from penstock.worker.serving.offering import Handoffs
 
 _NO_DRAFTS = DraftAccount()
 _HANDOFF_WAIT_S = 5.0
 _HANDOFF_KEPT_S = 2.0
+_STORE_S = 1.0
+"""Time limit of the store."""
 _STEP_LIMIT_S = 2.0
 _PATIENCE_S = 3.0
 _MOST_RUNNING = 4
@@ -86,8 +90,7 @@ class PretendWorker(prefill_pb2_grpc.PrefillServicer, decode_pb2_grpc.DecodeServ
         self.running = 0
         self.slowness = 1.0
         """How many times as long everything takes."""
-        self.handoffs: dict[tuple[str, int], asyncio.Future[int]] = {}
-        """The first tokens of prompts, by request and epoch."""
+        self.handoffs = Handoffs(_HANDOFF_WAIT_S, _HANDOFF_KEPT_S)
         self.publishing: set[asyncio.Task[None]] = set()
         self._channels = channels
         self._wrong = wrong
@@ -152,49 +155,44 @@ class PretendWorker(prefill_pb2_grpc.PrefillServicer, decode_pb2_grpc.DecodeServ
 
     # -- prefill
 
-    async def Prefill(self, request: prefill_pb2.PrefillRequest, context: Any) -> AsyncIterator[prefill_pb2.PrefillEvent]:
-        with self._one(), self._offered((request.request.request_id, request.epoch)) as first:
-            message = request.request
+    async def Prefill(
+        self, request: prefill_pb2.PrefillRequest, context: Any
+    ) -> AsyncIterator[prefill_pb2.PrefillEvent]:
+        message = request.request
+        chain = Chain(message.cache_root, model.BLOCK_SIZE)
+        sink = BlockSink(publisher=None, chain=chain)  # type: ignore[arg-type]  # it publishes nothing
+        with self._one(), self.handoffs.offer((message.request_id, request.epoch), sink) as entry:
             async with self._prompt(message) as use:
                 index = len(message.output_ids)
                 made = model.token(message.sampling.seed, index)
-                if not first.done():
-                    first.set_result(made)
+                sink.finished(len(message.prompt_ids) + index, None)
+                entry.finish(TokenOut(index, made))
                 event = prefill_pb2.PrefillEvent(token=common_pb2.Token(index=index, id=made), cache=use)
                 if index + 1 == message.sampling.max_tokens:
                     event.finish = common_pb2.FINISH_LENGTH
                 yield event
 
-    @contextmanager
-    def _offered(self, name: tuple[str, int]) -> Any:
-        first = self.handoffs.setdefault(name, asyncio.get_running_loop().create_future())
-        try:
-            yield first
-        finally:
-            if not first.done():
-                first.set_exception(Unavailable("the prefill ended before its first token"))
-                first.exception()
-            asyncio.get_running_loop().call_later(_HANDOFF_KEPT_S, self._drop, name, first)
-
-    def _drop(self, name: tuple[str, int], first: asyncio.Future[int]) -> None:
-        if self.handoffs.get(name) is first:
-            del self.handoffs[name]
-
-    async def Handoff(self, request: prefill_pb2.HandoffRequest, context: Any) -> AsyncIterator[prefill_pb2.HandoffEvent]:
-        name = request.request_id, request.epoch
-        first = self.handoffs.setdefault(name, asyncio.get_running_loop().create_future())
-        try:
-            async with asyncio.timeout(_HANDOFF_WAIT_S):
-                made = await asyncio.shield(first)
-        except TimeoutError:
-            raise NotFound(f"no prefill of request {name[0]!r}, epoch {name[1]}, runs here") from None
-        finally:
-            self._drop(name, first)
-        yield prefill_pb2.HandoffEvent(done=prefill_pb2.Handoff(token=common_pb2.Token(id=made)))
+    async def Handoff(
+        self, request: prefill_pb2.HandoffRequest, context: Any
+    ) -> AsyncIterator[prefill_pb2.HandoffEvent]:
+        entry = await self.handoffs.take((request.request_id, request.epoch))
+        ready = False
+        while not ready:
+            entry.sink.changed.clear()
+            ready = entry.ready
+            if entry.failed:
+                raise Unavailable("the prefill ended before its first token")
+            if not ready:
+                ready = not await entry.news(_STORE_S)
+        assert entry.token is not None
+        token = common_pb2.Token(index=entry.token.index, id=entry.token.token)
+        yield prefill_pb2.HandoffEvent(done=prefill_pb2.Handoff(token=token))
 
     # -- decode
 
-    async def Generate(self, request: decode_pb2.GenerateRequest, context: Any) -> AsyncIterator[decode_pb2.GenerateEvent]:
+    async def Generate(
+        self, request: decode_pb2.GenerateRequest, context: Any
+    ) -> AsyncIterator[decode_pb2.GenerateEvent]:
         with self._one():
             async with (
                 self._listeners.way(request.to, partial(say_told, context)) as way,
@@ -204,7 +202,9 @@ class PretendWorker(prefill_pb2_grpc.PrefillServicer, decode_pb2_grpc.DecodeServ
                     if not await way.send(event):
                         yield event
 
-    async def _events(self, request: decode_pb2.GenerateRequest, way: Way) -> AsyncIterator[decode_pb2.GenerateEvent]:
+    async def _events(
+        self, request: decode_pb2.GenerateRequest, way: Way
+    ) -> AsyncGenerator[decode_pb2.GenerateEvent, None]:
         message = request.request
         seed, most = message.sampling.seed, message.sampling.max_tokens
         at = len(message.output_ids)
@@ -239,10 +239,10 @@ class PretendWorker(prefill_pb2_grpc.PrefillServicer, decode_pb2_grpc.DecodeServ
         call = stub.Handoff(wanted, metadata=outgoing())
         try:
             async for event in call:
-                at = len(message.output_ids)
-                if event.done.token.id != model.token(message.sampling.seed, at):
-                    self._wrong(f"{self.traits.name} was handed another token")
-                return True
+                token = event.done.token
+                if token.id != model.token(message.sampling.seed, token.index):
+                    self._wrong(f"{self.traits.name} was handed a wrong token")
+                return token.index == len(message.output_ids)  # as the engine has it: another one can't follow
         except grpc.aio.AioRpcError:
             pass
         finally:
@@ -335,7 +335,7 @@ async def open_worker(traits: WorkerTraits, wrong: Callable[[str], None]) -> Asy
     async with open_channels() as channels:
         store = channels.to(traits.store, "store") if traits.store else None
         async with (
-            open_store(store, traits.name, model.SPEC, traits.host_id, timeout_s=1.0, failed=failed) as client,
+            open_store(store, traits.name, model.SPEC, traits.host_id, timeout_s=_STORE_S, failed=failed) as client,
             AsyncExitStack() as stack,
         ):
             worker = PretendWorker(traits, client, channels, wrong)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import hashlib
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from random import Random
 from typing import Any
@@ -21,18 +20,18 @@ from penstock.router.service import Router, open_router
 from penstock.runtime.addresses import HostPort
 from penstock.runtime.tasks import end
 from penstock.testing.world import checks, model
-from penstock.testing.world.gateway import Heard, PretendGateway, Wanted, open_gateway
+from penstock.testing.world.gateway import HeardAnswer, PretendAsk, PretendGateway, open_gateway
 from penstock.testing.world.network import Event, Network
-from penstock.testing.world.parts import Part
-from penstock.testing.world.script import GATEWAY, Fault, Script, drawn
+from penstock.testing.world.parts import PretendPart
+from penstock.testing.world.schedule import GATEWAY, Fault, Schedule, drawn
 from penstock.testing.world.stage import staged
 from penstock.testing.world.virtual import Endless, PretendProcess, VirtualLoop
-from penstock.testing.world.worker import PretendWorker, WorkerTraits, open_worker
+from penstock.testing.world.worker import PretendWorker, open_worker
 
 _READY_S = 20.0
 """Most seconds from the last repair until requests would be served."""
 _SETTLE_S = 8.0
-"""After the last request: leases, reservations and what rests have ended by then."""
+"""Most seconds after the last request: leases, reservations and what rests have ended by then."""
 _LATE_S = 1.0
 """After its deadline a request has ended."""
 _EXPECTED = frozenset({"connection refused"})
@@ -40,13 +39,13 @@ _EXPECTED = frozenset({"connection refused"})
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Played:
     """What was found of a schedule."""
 
-    script: Script
+    schedule: Schedule
     wrong: Sequence[str]
     """What must not be; nothing, if all went well."""
-    heard: Sequence[Heard]
+    heard: Sequence[HeardAnswer]
     trace: Sequence[Event]
     virtual_s: float
     callbacks: int
@@ -54,31 +53,32 @@ class Outcome:
     @property
     def digest(self) -> str:
         """Of all that was sent: equal when the same happened."""
-        return hashlib.sha256(repr([*self.trace, self.wrong]).encode()).hexdigest()[:16]
+        trace = [event[:4] if event[3].endswith("Attach answers") else event for event in self.trace]
+        return hashlib.sha256(repr([*trace, self.wrong]).encode()).hexdigest()[:16]  # an arena's path has a real pid
 
     def __str__(self) -> str:
         lines = [
-            f"seed {self.script.seed}: {', '.join(self.script.parts)}; {len(self.heard)} requests",
-            *(f"  {fault}" for fault in self.script.faults),
+            f"seed {self.schedule.seed}: {', '.join(self.schedule.parts)}; {len(self.heard)} requests",
+            *(f"  {fault}" for fault in self.schedule.faults),
             *(f"  WRONG: {one}" for one in self.wrong),
-            f"  replay with: python -m penstock.testing.world --seed {self.script.seed} --count 1 --trace",
+            f"  replay with: python -m penstock.testing.world --seed {self.schedule.seed} --count 1 --trace",
         ]
         return "\n".join(lines)
 
 
-def played(seed: int) -> Outcome:
+def played(seed: int) -> Played:
     """Plays the schedule of a seed."""
     return play(drawn(seed))
 
 
-def play(script: Script) -> Outcome:
+def play(schedule: Schedule) -> Played:
     """Plays a schedule, which takes no time and touches nothing outside of this thread."""
     loop = VirtualLoop()
-    world = World(script, loop)
+    world = World(schedule, loop)
     collecting = gc.isenabled()
     gc.disable()  # what it finds would be found elsewhere in the next run
     try:
-        with staged(world.network, script.seed), capture_logs() as world.log:
+        with staged(world.network, schedule.seed), capture_logs() as world.log:
             try:
                 loop.current = world.self
                 loop.run_until_complete(world.self.run(world.run))
@@ -89,17 +89,17 @@ def play(script: Script) -> Outcome:
     finally:
         if collecting:
             gc.enable()
-    return Outcome(script, world.found, world.heard, world.network.trace, loop.now - 1000.0, loop.callbacks)
+    return Played(schedule, world.found, world.heard, world.network.trace, loop.now - 1000.0, loop.callbacks)
 
 
 class World:
     """The parts of one schedule, what is done to them and what they answer."""
 
-    def __init__(self, script: Script, loop: VirtualLoop) -> None:
-        self.script = script
-        self.network = Network(loop, Random(f"network {script.seed}"), script.weather)
+    def __init__(self, schedule: Schedule, loop: VirtualLoop) -> None:
+        self.schedule = schedule
+        self.network = Network(loop, Random(f"network {schedule.seed}"), schedule.weather)
         self.self = PretendProcess("world")
-        self.heard: list[Heard] = []
+        self.heard: list[HeardAnswer] = []
         self.found: list[str] = []
         self.log: list[Any] = []
         self._loop = loop
@@ -110,33 +110,37 @@ class World:
         """For how long the gateway was stopped."""
         self._over = False
         loop.set_exception_handler(self._unhandled)
-        self.routers: list[Part[Router]] = [
-            Part(f"router-{number}", partial(open_router, self._router_config(number)))
-            for number in range(len(script.routers))
+        self.routers: Sequence[PretendPart[Router]] = [
+            PretendPart(f"router-{number}", partial(open_router, self._router_config(number)))
+            for number in range(len(schedule.routers))
         ]
-        self.store: Part[KvStore] | None = Part("store", partial(open_kvstore, self._store_config())) if script.store else None
-        self.workers: list[Part[PretendWorker]] = [
-            Part(traits.name, partial(open_worker, traits, self.wrong)) for traits in script.workers
+        self.store: PretendPart[KvStore] | None = (
+            PretendPart("store", partial(open_kvstore, self._store_config())) if schedule.store else None
+        )
+        self.workers: Sequence[PretendPart[PretendWorker]] = [
+            PretendPart(traits.name, partial(open_worker, traits, self.wrong)) for traits in schedule.workers
         ]
-        self.gateway: Part[PretendGateway] = Part(GATEWAY, partial(open_gateway, script.routers, self._failed))
+        opened = partial(open_gateway, schedule.routers, self._failed)
+        self.gateway: PretendPart[PretendGateway] = PretendPart(GATEWAY, opened)
 
     def _router_config(self, number: int) -> RouterConfig:
-        address = HostPort(self.script.routers[number])
-        return RouterConfig(address=address, name=f"router-{number}", seed=1 + self.script.seed % 1000)
+        address = HostPort(self.schedule.routers[number])
+        return RouterConfig(address=address, name=f"router-{number}", seed=1 + self.schedule.seed % 1000)
 
     def _store_config(self) -> KvStoreConfig:
         return KvStoreConfig(
-            address=HostPort(self.script.store),
-            host_bytes=8192 + self.script.slots * (model.BLOCK_BYTES + 8),
+            address=HostPort(self.schedule.store),
+            host_bytes=8192 + self.schedule.slots * (model.BLOCK_BYTES + 8),
             host_id="host",
-            router=tuple(self.script.routers),
+            router=tuple(map(HostPort, self.schedule.routers)),
             reserve_s=2.0,
             lease_s=4.0,
             cooling_s=0.5,
+            eviction=self.schedule.eviction,
         )
 
     @property
-    def parts(self) -> list[Part[Any]]:
+    def parts(self) -> list[PretendPart[Any]]:
         """All of them."""
         return [*self.routers, *([self.store] if self.store else []), *self.workers, self.gateway]
 
@@ -154,32 +158,47 @@ class World:
     # -- its course
 
     async def run(self) -> None:
-        """All of it."""
+        """All of it, and whatever happens, its end."""
+        try:
+            await self._course()
+        except Exception as error:
+            self.wrong(f"the world itself has failed: {error!r}")
+        await self._end()
+
+    async def _course(self) -> None:
         for part in self.parts:
             part.launch()
         await self._until(self._serves, _READY_S, "the mesh never serves")
         if self.found:
-            return await self._end()
+            return
         before = len(self._loop.tasks_of(self.gateway.process))
         async with asyncio.TaskGroup() as tasks:
-            for at, wanted in self.script.asks:
+            for at, wanted in self.schedule.asks:
                 tasks.create_task(self._ask(at, wanted))
-            for fault in self.script.faults:
+            for fault in self.schedule.faults:
                 tasks.create_task(self._befall(fault))
         await self._requests_end()
         if self.found:
-            return await self._end()
+            return
         await self._until(self._serves, _READY_S, "the mesh does not serve again when everything is mended")
-        self._begin(Wanted(id="probe", prompt=[1] * 20, max_tokens=9, seed=1, patience_s=20.0))
+        self._begin(PretendAsk(id="probe", prompt=[1] * 20, max_tokens=9, seed=1, patience_s=20.0))
         await self._requests_end()
         if (last := self.heard[-1]).error is not None:
             self.wrong(f"a request fails when everything is mended: {last.error!r}")
-        await asyncio.sleep(_SETTLE_S)
         for one in self.heard:
             self._check(one)
-        for what in checks.settled(self, before):
-            self.wrong(what)
-        await self._end()
+        await self._settle(before)
+
+    async def _settle(self, gateway_tasks: int) -> None:
+        """Waits until nothing is on its way any more, and nobody has kept anything."""
+        until = self._loop.now + _SETTLE_S
+        await asyncio.sleep(2 * self.schedule.weather.late_s + 0.1)
+        while left := list(checks.settled(self, gateway_tasks)):
+            if self._loop.now > until:
+                for what in left:
+                    self.wrong(what)
+                return
+            await asyncio.sleep(0.1)
 
     def _serves(self) -> bool:
         gateway, known = self.gateway.served, {worker.name for worker in self.workers if worker.served}
@@ -209,20 +228,25 @@ class World:
                 f"{one.wanted.id} has not ended {_LATE_S:g} s after its deadline",
             )
 
-    async def _ask(self, at: float, wanted: Wanted) -> None:
+    async def _ask(self, at: float, wanted: PretendAsk) -> None:
         await asyncio.sleep(at)
-        while self.gateway.served is None:
-            await asyncio.sleep(0.1)
+        await self.gateway.ready.wait()
         self._begin(wanted)
 
-    def _begin(self, wanted: Wanted) -> None:
+    def _begin(self, wanted: PretendAsk) -> None:
         assert self.gateway.served is not None
-        heard = Heard(wanted, self._loop.now)
+        heard = HeardAnswer(wanted, self._loop.now)
         self.heard.append(heard)
         serve = partial(self.gateway.served.serve, heard)
-        self._running[wanted.id] = self.gateway.call(serve, "request", self._failed)
+        task = self._running[wanted.id] = self.gateway.call(serve, "request", self._failed)
+        task.add_done_callback(lambda _: self._gone(heard))
 
-    def _check(self, heard: Heard) -> None:
+    def _gone(self, heard: HeardAnswer) -> None:
+        """Nothing runs for a request any more, which may never have begun."""
+        if heard.ended is None:
+            heard.left, heard.ended = True, self._loop.now
+
+    def _check(self, heard: HeardAnswer) -> None:
         """An answer is the right one, or there is an error in time."""
         name = heard.wanted.id
         for what in heard.wrong:
@@ -260,27 +284,28 @@ class World:
             case "leave" if (task := self._running.get(fault.who)) is not None:
                 task.cancel()
 
-    def _kill(self, part: Part[Any]) -> None:
+    def _kill(self, part: PretendPart[Any]) -> None:
         process = part.process
         part.killed()
         self.network.end(process)
         self._graves.append(process)
         self._leave_all(part)
 
-    async def _close(self, part: Part[Any]) -> None:
+    async def _close(self, part: PretendPart[Any]) -> None:
         if part is self.gateway:
             await end(*self._running.values())
         await part.close()
         self._leave_all(part)
 
-    def _leave_all(self, part: Part[Any]) -> None:
+    def _leave_all(self, part: PretendPart[Any]) -> None:
         """The clients of a gateway that has gone have left."""
         if part is self.gateway:
+            self._running.clear()
             for one in self.heard:
                 if one.ended is None:
                     one.left, one.ended = True, self._loop.now
 
-    async def _stop(self, part: Part[Any], seconds: float) -> None:
+    async def _stop(self, part: PretendPart[Any], seconds: float) -> None:
         process = part.process
         process.stop()
         if part is self.gateway:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Literal
 
-from penstock.testing.world.gateway import Wanted
+from penstock.testing.world.gateway import PretendAsk
 from penstock.testing.world.network import Weather
 from penstock.testing.world.worker import WorkerTraits
 from penstock.v1 import router_pb2
@@ -55,7 +55,7 @@ class Fault:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Script:
+class Schedule:
     """One schedule."""
 
     seed: int
@@ -65,8 +65,9 @@ class Script:
     """Address; empty: there is none."""
     slots: int
     """Of the store."""
+    eviction: str
     weather: Weather
-    asks: Sequence[tuple[float, Wanted]]
+    asks: Sequence[tuple[float, PretendAsk]]
     faults: Sequence[Fault] = field(default_factory=list)
 
     @property
@@ -81,7 +82,7 @@ class Script:
         return [worker.name for worker in self.workers]
 
 
-def drawn(seed: int) -> Script:
+def drawn(seed: int) -> Schedule:
     """The schedule of a seed."""
     random = Random(f"script {seed}")
     team = random.choice(_TEAMS)
@@ -106,24 +107,25 @@ def drawn(seed: int) -> Script:
         late_s=random.choice((0.02, 0.3, 1.5)),
     )
     asks = [_ask(random, number) for number in range(random.randint(1, 6))]
-    script = Script(
+    schedule = Schedule(
         seed=seed,
         workers=workers,
         routers=routers,
         store=store,
         slots=random.choice((16, 24, 64)),
+        eviction=random.choice(("lru", "lru", "s3-fifo", "worth")),
         weather=weather,
         asks=sorted(asks, key=lambda ask: ask[0]),
     )
-    faults = [_fault(random, script) for _ in range(random.choice((0, 1, 1, 2, 2, 3, 4)))]
-    return Script(**{**vars(script), "faults": sorted(faults, key=lambda fault: fault.at)})
+    faults = [_fault(random, schedule) for _ in range(random.choice((0, 1, 1, 2, 2, 3, 4)))]
+    return Schedule(**{**vars(schedule), "faults": sorted(faults, key=lambda fault: fault.at)})
 
 
-def _ask(random: Random, number: int) -> tuple[float, Wanted]:
+def _ask(random: Random, number: int) -> tuple[float, PretendAsk]:
     story = random.randrange(3)
     prompt = [1 + story] * random.choice((3, 8, 17, 30)) + [100 + number] * random.choice((0, 0, 5, 12))
     most = random.choice((1, 2, 7, 16, 30))
-    wanted = Wanted(
+    wanted = PretendAsk(
         id=f"ask-{number}",
         prompt=prompt,
         max_tokens=most,
@@ -135,17 +137,17 @@ def _ask(random: Random, number: int) -> tuple[float, Wanted]:
     return random.choice((0.0, 0.05, 0.5, 1.5)) * random.random(), wanted
 
 
-def _fault(random: Random, script: Script) -> Fault:
+def _fault(random: Random, schedule: Schedule) -> Fault:
     acts: tuple[Act, ...] = ("kill", "kill", "stop", "stop", "restart", "cut", "cut", "hold", "hang", "slow", "leave")
     act = random.choice(acts)
     at, seconds = 1.5 * random.random() ** 2, random.choice((0.05, 0.6, 2.5, 4.0)) * (0.5 + random.random())
     if act in ("cut", "hold"):
-        one, other = random.sample(script.parts, 2)
+        one, other = random.sample(schedule.parts, 2)
         return Fault(at=at, act=act, who=one, other=other, seconds=seconds)
     if act in ("hang", "slow"):
-        who = random.choice(script.team)
+        who = random.choice(schedule.team)
     elif act == "leave":
-        who = random.choice(script.asks)[1].id
+        who = random.choice(schedule.asks)[1].id
     else:
-        who = random.choice(script.parts)
+        who = random.choice(schedule.parts)
     return Fault(at=at, act=act, who=who, seconds=seconds)
