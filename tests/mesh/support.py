@@ -29,7 +29,7 @@ from penstock.engine.request import Request, SamplingParams, Update
 from penstock.errors import Unavailable
 from penstock.kv.identity import block_keys, root_key
 from penstock.router.registry import Measured
-from penstock.rpc.capability import PlanTerms
+from penstock.rpc.capability import plan_terms
 from penstock.rpc.server import serve
 from penstock.runtime.lifecycle import SUPERVISOR_FD
 from penstock.testing.mesh import Mesh
@@ -188,18 +188,10 @@ async def idle(mesh: Mesh) -> None:
 
 def capability(worker: Worker, request: common_pb2.Request, prefill: str = "") -> common_pb2.Capability:
     """As if a router of the worker had planned the request."""
-    terms = PlanTerms(
-        request_id=request.request_id,
-        epoch=1,
-        namespace=request.namespace,
-        cache_root=request.cache_root,
-        prefill=prefill,
-        decode="",
-        sources=tuple(request.sources),
-    )
+    made = common_pb2.Capability(epoch=1, prefill=prefill)
     with worker.plan_keys.of_stream() as new_key:
-        mac = terms.mac(new_key())
-    return common_pb2.Capability(epoch=1, prefill=prefill, mac=mac)
+        made.mac = plan_terms(request, made).mac(new_key())
+    return made
 
 
 def fail_once(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 
+from penstock.v1 import common_pb2
+
 PLAN_KEY_BYTES = 32
 RENEW_S = 60.0
 """A worker gives a router a new key so often, and believes the one before for as long again."""
@@ -48,6 +50,19 @@ class PlanTerms:
                 data = part if isinstance(part, bytes) else str(part).encode()
                 covered += (len(data).to_bytes(4, "little"), data)
         return hmac.digest(key, b"".join(covered), "sha256")
+
+
+def plan_terms(request: common_pb2.Request, capability: common_pb2.Capability) -> PlanTerms:
+    """What a worker is asked for."""
+    return PlanTerms(
+        request_id=request.request_id,
+        epoch=capability.epoch,
+        namespace=request.namespace,
+        cache_root=request.cache_root,
+        prefill=capability.prefill,
+        decode=capability.decode,
+        sources=tuple(request.sources),
+    )
 
 
 class PlanKeys:

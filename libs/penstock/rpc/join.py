@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, NoReturn, Protocol
@@ -155,11 +154,12 @@ class _Membership:
     async def _push(self, call: Call, news: BlockNews, new_key: Callable[[], bytes]) -> None:
         """Sends load and blocks as often as it should; never returns: the stream's reader says when and why it
         ended."""
-        renew_at = time.monotonic() + RENEW_S
+        clock = asyncio.get_running_loop().time
+        renew_at = clock() + RENEW_S
         try:
             while True:
-                if time.monotonic() >= renew_at:
-                    renew_at = time.monotonic() + RENEW_S
+                if clock() >= renew_at:
+                    renew_at = clock() + RENEW_S
                     await call.write(router_pb2.JoinRequest(plan_key=new_key()))
                 await self._tell(call, self._wish.now)
                 while (events := news.take()) is not None:

@@ -25,7 +25,7 @@ from penstock.kv.pace import Pace
 from penstock.kv.recent import RecentKeys
 from penstock.kv.sealing import sealed
 from penstock.kv.spec import KvSpec
-from penstock.rpc.capability import PlanKeys, PlanTerms
+from penstock.rpc.capability import PlanKeys, plan_terms
 from penstock.rpc.channels import Channels
 from penstock.runtime.metrics import WorkerMetrics
 from penstock.v1 import common_pb2
@@ -105,22 +105,11 @@ class Worker:
         """Those of the engine, as `IdleWatch` sees them."""
         return self._idle.seen(self.engine.stats(), time.monotonic())
 
-    def check_planned(self, order: Order, capability: common_pb2.Capability) -> None:
+    def check_planned(self, request: common_pb2.Request, capability: common_pb2.Capability) -> None:
         """Raises Unavailable unless a router of this worker has planned this, and that lately."""
-        if not self.config.router:
-            return
-        terms = PlanTerms(
-            request_id=order.request.id,
-            epoch=capability.epoch,
-            namespace=order.origin.namespace,
-            cache_root=order.cache_root,
-            prefill=capability.prefill,
-            decode=capability.decode,
-            sources=order.origin.sources,
-        )
-        if not self.plan_keys.prove(terms, capability.mac):
+        if self.config.router and not self.plan_keys.prove(plan_terms(request, capability), capability.mac):
             self.metrics.unproven.inc()
-            _LOG.warning("a request that no router has planned, or not lately", request=order.request.id)
+            _LOG.warning("a request that no router has planned, or not lately", request=request.request_id)
             raise Unavailable("no router of this worker has planned this, or not lately", code="not_planned")
 
     def work(self, order: Order) -> Work:

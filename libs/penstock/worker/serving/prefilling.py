@@ -41,7 +41,7 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
         wanted = message.sampling.max_tokens
         first = len(message.output_ids) + 1
         order = order_from_message(message, max_tokens=min(wanted, first))
-        self._worker.check_planned(order, request.capability)
+        self._worker.check_planned(message, request.capability)
         work = self._worker.work(order)
         name = (message.request_id, request.capability.epoch, request.capability.mac)
         with self._handoffs.offer(name, work.sink) as entry:

@@ -18,6 +18,7 @@ from penstock.kv.client.client import BlockPut, Origin, StoreClient, StoreFault,
 from penstock.kv.identity import Chain
 from penstock.kv.pace import Pace
 from penstock.kv.spec import spec_to_message
+from penstock.rpc.capability import PlanKeys, plan_terms
 from penstock.rpc.channels import Channels, open_channels
 from penstock.rpc.context import outgoing
 from penstock.rpc.join import stay_joined
@@ -90,6 +91,7 @@ class PretendWorker(prefill_pb2_grpc.PrefillServicer, decode_pb2_grpc.DecodeServ
         self.running = 0
         self.slowness = 1.0
         """How many times as long everything takes."""
+        self.plan_keys = PlanKeys(asyncio.get_running_loop().time)
         self.handoffs = Handoffs(_HANDOFF_WAIT_S, _HANDOFF_KEPT_S)
         self.publishing: set[asyncio.Task[None]] = set()
         self._channels = channels
@@ -161,7 +163,9 @@ class PretendWorker(prefill_pb2_grpc.PrefillServicer, decode_pb2_grpc.DecodeServ
         message = request.request
         chain = Chain(message.cache_root, model.BLOCK_SIZE)
         sink = BlockSink(publisher=None, chain=chain)  # type: ignore[arg-type]  # it publishes nothing
-        with self._one(), self.handoffs.offer((message.request_id, request.epoch), sink) as entry:
+        self._check_planned(message, request.capability)
+        name = (message.request_id, request.capability.epoch, request.capability.mac)
+        with self._one(), self.handoffs.offer(name, sink) as entry:
             async with self._prompt(message) as use:
                 index = len(message.output_ids)
                 made = model.token(message.sampling.seed, index)
@@ -175,7 +179,7 @@ class PretendWorker(prefill_pb2_grpc.PrefillServicer, decode_pb2_grpc.DecodeServ
     async def Handoff(
         self, request: prefill_pb2.HandoffRequest, context: Any
     ) -> AsyncIterator[prefill_pb2.HandoffEvent]:
-        entry = await self.handoffs.take((request.request_id, request.epoch))
+        entry = await self.handoffs.take((request.request_id, request.epoch, request.mac))
         ready = False
         while not ready:
             entry.sink.changed.clear()
@@ -208,7 +212,8 @@ class PretendWorker(prefill_pb2_grpc.PrefillServicer, decode_pb2_grpc.DecodeServ
         message = request.request
         seed, most = message.sampling.seed, message.sampling.max_tokens
         at = len(message.output_ids)
-        handed = request.HasField("handoff") and await self._take_over(request.handoff, message)
+        self._check_planned(message, request.capability)
+        handed = request.HasField("handoff") and await self._take_over(request, message)
         async with self._prompt(message) as use:
             cache = None if handed else use
         at += handed
@@ -232,10 +237,16 @@ class PretendWorker(prefill_pb2_grpc.PrefillServicer, decode_pb2_grpc.DecodeServ
         chain = Chain(message.cache_root, model.BLOCK_SIZE, [*message.prompt_ids, *model.answer(seed, at)])
         self._publish(message, chain.keys[len(message.prompt_ids) // model.BLOCK_SIZE :], chain)
 
-    async def _take_over(self, source: decode_pb2.HandoffSource, message: common_pb2.Request) -> bool:
+    def _check_planned(self, request: common_pb2.Request, capability: common_pb2.Capability) -> None:
+        if not self.plan_keys.prove(plan_terms(request, capability), capability.mac):
+            raise Unavailable("no router of this worker has planned this, or not lately", code="not_planned")
+
+    async def _take_over(self, asked: decode_pb2.GenerateRequest, message: common_pb2.Request) -> bool:
         """Whether the prefill worker hands off."""
-        stub = prefill_pb2_grpc.PrefillStub(self._channels.to(source.address, "worker"))
-        wanted = prefill_pb2.HandoffRequest(request_id=message.request_id, epoch=source.epoch)
+        stub = prefill_pb2_grpc.PrefillStub(self._channels.to(asked.handoff.address, "worker"))
+        wanted = prefill_pb2.HandoffRequest(
+            request_id=message.request_id, epoch=asked.capability.epoch, mac=asked.handoff.mac
+        )
         call = stub.Handoff(wanted, metadata=outgoing())
         try:
             async for event in call:
@@ -348,7 +359,14 @@ async def open_worker(traits: WorkerTraits, wrong: Callable[[str], None]) -> Asy
             async with serve(traits.address, register, [], grace=0.2, reflects=False):
                 hello = worker.hello()
                 joins = [
-                    partial(stay_joined, channels.to(router, "router"), hello, worker.load) for router in traits.routers
+                    partial(
+                        stay_joined,
+                        channels.to(router, "router"),
+                        hello,
+                        worker.load,
+                        plan_keys=worker.plan_keys,
+                    )
+                    for router in traits.routers
                 ]
                 async with _all_beside(joins, failed):
                     yield worker
