@@ -182,6 +182,15 @@ def test_those_who_wait_hear_of_the_end_in_the_order_in_which_they_came() -> Non
     assert heard == [3, 0, 2, 0]
 
 
+def test_blocks_that_are_expected_just_in_time_are_waited_for() -> None:
+    claims, wanted = Claims(), keys(2)
+    claim = claims.make("p", 1, wanted, Pace(queue_s=1.0, block_s=1.0), now=0.0)
+    at = claim.expected(wanted[1], 0.0)
+    assert claims.best("q", wanted, lambda count: at, 0.0) == (claim, 2)
+    with pytest.raises(LookupError):
+        claims.best("q", wanted, lambda count: at - 1e-6, 0.0)
+
+
 def test_a_pace_counts_every_block_and_whole_steps() -> None:
     pace = Pace(queue_s=2.0, block_s=1.0, growth_s=0.5, step_blocks=4)
     for blocks in range(1, 12):

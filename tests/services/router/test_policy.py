@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from penstock.router.costs import decode_s, prompt_cost, room_s
+from penstock.router.costs import decode_s, prompt_cost, room_s, step_s
 from penstock.router.demand import Demand, HeldWork, Knobs
-from penstock.router.options import Answer, Decision, NoWorker, QueueFull, TooLong, Waits
+from penstock.router.options import Answer, Decision, NoWorker, QueueFull, TooLong, Unmet, Waits
 from penstock.router.policy import decide
 from penstock.router.workers import HandoffCost, PromptTokenCost, Role, StepCost, WorkerFacts, WorkerState
 
@@ -427,6 +427,16 @@ def test_an_idle_worker_begins_with_what_may_outgrow_it() -> None:
     ask, small = Demand(2000, 100, waits=True), but(DECODE, kv_capacity_tokens=2050)
     assert isinstance(pick([small], ask), Decision)
     assert isinstance(pick([but(small, sequences=1, context_tokens=100)], ask), Waits)
+
+
+def test_what_no_worker_gives_is_said_of_the_best() -> None:
+    slow, quick = but(DECODE, id="slow", step=step(0.05)), but(DECODE, id="quick", step=step(0.02))
+    for workers in ([slow, quick], [quick, slow]):
+        unmet = pick(workers, Demand(2000, 100, token_s=0.001))
+        assert isinstance(unmet, Unmet) and unmet.target == "token"
+        assert unmet.best_s == step_s(Demand(2000, 100), quick) < step_s(Demand(2000, 100), slow)
+        unmet = pick([but(one, queued_tokens=5000) for one in workers], Demand(2000, 100, first_token_s=0.1))
+        assert unmet == Unmet("first_token", pytest.approx(7000 / 5000))
 
 
 def test_every_cost_grows_with_its_cause() -> None:

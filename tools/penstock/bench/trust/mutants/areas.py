@@ -58,7 +58,7 @@ AREAS: Sequence[Area] = (
         tests=_in(
             "tests/services/kvstore",
             "store_machine service hints origin wire_events dropping prefetch events pulling suppliers movement touch"
-            " claims lending retention sessions partitions client",
+            " circles homes announcing claims lending retention sessions partitions client",
         ),
     ),
     Area(

@@ -1,0 +1,31 @@
+"""The block table, call by call: what Hypothesis finds only by luck."""
+
+from __future__ import annotations
+
+from tests.services.kvstore.disk.disks import Nobody
+from tests.services.kvstore.helpers import keys
+
+from penstock.kvstore.table.blocks import ReserveState, Wanted, Written
+from penstock.kvstore.table.table import BlockTable
+
+A, B = keys(2)
+
+
+def with_both() -> BlockTable:
+    """Both are stored, neither is the other's parent, and they were used by the same call."""
+    table = BlockTable(4, 64, Nobody())
+    table.attach("s", "test")
+    made = [one.block for one in table.puts.reserve("s", [Wanted(A, bytes(32), 0), Wanted(B, bytes(32), 0)], 0.0)]
+    written = [Written(block.key, block.epoch, b"c" * 16) for block in made if block is not None]
+    assert table.puts.commit("s", written, 0.0) == [True, True]
+    return table
+
+
+def test_a_block_that_the_store_itself_would_bring_is_used_later_than_what_was_used_before() -> None:
+    """Also than what is offered again after that."""
+    table = with_both()
+    assert table.puts.reserve_own(Wanted(A, bytes(32), 0), 1.0).state is ReserveState.EXISTS
+    other = table.hold(B)
+    assert other is not None
+    table.drop(other, 1.0)
+    assert table.victims.hold(1.0) is other
