@@ -98,6 +98,7 @@ def drawn(seed: int) -> Schedule:
             store=store,
             token_s=random.choice((0.0005, 0.002, 0.01)),
             step_s=random.choice((0.005, 0.02, 0.08)),
+            room=random.choice((1, 2, 4)),
         )
         for number, role in enumerate(team)
     ]

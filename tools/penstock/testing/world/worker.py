@@ -45,7 +45,6 @@ _STORE_S = 1.0
 """Time limit of the store."""
 _STEP_LIMIT_S = 2.0
 _PATIENCE_S = 3.0
-_MOST_RUNNING = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +61,8 @@ class WorkerTraits:
     """To compute a token of a prompt."""
     step_s: float
     """From each token of an answer to the next."""
+    room: int
+    """Most sequences at a time; more are refused."""
 
 
 @dataclass(slots=True)
@@ -136,7 +137,7 @@ class PretendWorker(prefill_pb2_grpc.PrefillServicer, decode_pb2_grpc.DecodeServ
             model_name=model.NAME,
             spec=spec_to_message(model.SPEC),
             max_model_len=model.CONTEXT,
-            max_running=_MOST_RUNNING,
+            max_running=traits.room,
             kv_capacity_tokens=8 * model.CONTEXT,
             routers=len(traits.routers),
         )
@@ -147,7 +148,7 @@ class PretendWorker(prefill_pb2_grpc.PrefillServicer, decode_pb2_grpc.DecodeServ
 
     @contextmanager
     def _one(self) -> Any:
-        if self.running >= _MOST_RUNNING:
+        if self.running >= self.traits.room:
             raise Overloaded("the worker has no room", retry_after=1.0)
         self.running += 1
         try:
