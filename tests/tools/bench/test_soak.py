@@ -15,7 +15,7 @@ from penstock.bench.measured.document import section
 from penstock.bench.soak.asking import SoakOutcome, SoakWish
 from penstock.bench.soak.asks import TURNS, SoakAsk, drawn, next_turn
 from penstock.bench.soak.faults import FaultPlan, SoakFault, needed_beside
-from penstock.bench.soak.heard import HeardAnswer, wrong_beginning, wrong_tokens
+from penstock.bench.soak.heard import SoakAnswer, wrong_beginning, wrong_tokens
 from penstock.bench.soak.leaks import held, summed
 from penstock.bench.soak.load import SoakPool
 from penstock.bench.soak.memory import MemoryLog
@@ -40,15 +40,15 @@ def event(*ids: int, id: str = "", index: int = 0, finish: str | None = None, **
     return [f"id: {id}".encode(), data] if id else [data]
 
 
-def heard(*events: Sequence[bytes], answer: HeardAnswer | None = None) -> HeardAnswer:
-    answer = answer or HeardAnswer()
+def heard(*events: Sequence[bytes], answer: SoakAnswer | None = None) -> SoakAnswer:
+    answer = answer or SoakAnswer()
     for at, lines in enumerate(events):
         for line in lines:
             answer.line(line, float(at))
     return answer
 
 
-def outcome(answer: HeardAnswer, name: str = "1-a 0", **fields: Any) -> SoakOutcome:
+def outcome(answer: SoakAnswer, name: str = "1-a 0", **fields: Any) -> SoakOutcome:
     wish = SoakWish(name=name, ask=ASK, api_key="k", gateway=0, streams=True)
     return SoakOutcome(wish, answer, **fields)
 
@@ -114,7 +114,7 @@ def test_an_error_event_is_no_end() -> None:
 def test_a_call_comes_in_pieces_or_whole() -> None:
     pieces = [{"index": 0, "function": {"name": "look"}}], [{"index": 0, "function": {"arguments": '{"a": 1}'}}]
     streamed = heard(*(event(n, tool_calls=piece, content=None) for n, piece in enumerate(pieces)))
-    whole = HeardAnswer()
+    whole = SoakAnswer()
     call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": '{"a": 1}'}}
     choice = {"index": 0, "message": {"content": None, "tool_calls": [call]}, "token_ids": [0, 1]}
     whole.whole({"choices": [choice]}, 1.0)
@@ -133,7 +133,7 @@ def test_wrong_tokens_are_counted() -> None:
 
 def test_who_left_has_the_beginning() -> None:
     right = heard(event(1, 2, 3))
-    assert wrong_beginning(HeardAnswer(), right) == wrong_beginning(heard(event(1, 2)), right) == 0
+    assert wrong_beginning(SoakAnswer(), right) == wrong_beginning(heard(event(1, 2)), right) == 0
     assert wrong_beginning(heard(event(1, 3)), right) == 1
     assert wrong_beginning(heard(event(1, 2, 3, 4)), right) == 1
     assert wrong_beginning(heard(event(1, content="x")), right) == 1
@@ -145,7 +145,7 @@ def test_outcomes_are_counted() -> None:
     tally.take(outcome(right))
     tally.take(outcome(heard(event(1)), left=True, again=2))
     tally.take(outcome(heard(event(1), event(7)), errors=["status 500: no"]))
-    tally.take(outcome(HeardAnswer(), lost="no gateway answered"))
+    tally.take(outcome(SoakAnswer(), lost="no gateway answered"))
     tally.take_line("line 1", ASK.name, None)
     tally.take_line("line 2", ASK.name, right)
     assert (tally.done, tally.left, tally.lost, tally.wrong) == (6, 1, 2, 2)
@@ -154,8 +154,8 @@ def test_outcomes_are_counted() -> None:
 
 
 def test_latencies_of_the_same_requests_are_compared() -> None:
-    first = [outcome(HeardAnswer(), f"1-first {n}", ended_at=1.0 + n) for n in range(10)]
-    last = [outcome(HeardAnswer(), f"1-last {n}", ended_at=2.0 * (1 + n)) for n in range(10)]
+    first = [outcome(SoakAnswer(), f"1-first {n}", ended_at=1.0 + n) for n in range(10)]
+    last = [outcome(SoakAnswer(), f"1-last {n}", ended_at=2.0 * (1 + n)) for n in range(10)]
     assert slower(first, last) == (2.0, pytest.approx(2.0))
     last[9].left, last[9].ended_at = True, 1000.0
     assert slower(first, last)[0] == 2.0

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from penstock.bench.soak.asks import SoakAsk
-from penstock.bench.soak.heard import HeardAnswer
+from penstock.bench.soak.heard import SoakAnswer
 from penstock.bench.soak.options import SoakOptions
 from penstock.load.client import HttpAnswer
 from penstock.runtime.addresses import HostPort
@@ -64,7 +64,7 @@ class SoakOutcome:
     """What became of a wish."""
 
     wish: SoakWish
-    heard: HeardAnswer = field(default_factory=HeardAnswer)
+    heard: SoakAnswer = field(default_factory=SoakAnswer)
     asked_at: float = 0.0
     ended_at: float = 0.0
     left: bool = False

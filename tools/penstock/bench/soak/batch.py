@@ -10,13 +10,13 @@ from typing import Any
 import httpx2
 
 from penstock.bench.soak.asks import CHAT, SoakAsk
-from penstock.bench.soak.heard import HeardAnswer
+from penstock.bench.soak.heard import SoakAnswer
 
 _LOOK_S = 0.2
 _PATIENCE_S = 20.0
 _OVER = ("completed", "failed", "expired", "cancelled")
 
-BatchAnswers = Mapping[str, tuple[str, HeardAnswer | None]]
+BatchAnswers = Mapping[str, tuple[str, SoakAnswer | None]]
 """By the line's own id: the name of what it asked, and the answer; None: there is none."""
 
 
@@ -45,14 +45,14 @@ class SoakBatch:
 
     async def answers(self, seconds: float) -> BatchAnswers:
         """When it is over; after so many seconds those that there are. Raises httpx2.HTTPError."""
-        heard: dict[str, HeardAnswer] = {}
+        heard: dict[str, SoakAnswer] = {}
         async with self._http() as http:
             batch = await self._over(http, seconds)
             if file := batch.get("output_file_id"):
                 content = (await http.get(f"/v1/files/{file}/content")).raise_for_status().text
                 for line in content.splitlines():
                     entry = json.loads(line)
-                    heard[entry["custom_id"]] = answer = HeardAnswer()
+                    heard[entry["custom_id"]] = answer = SoakAnswer()
                     answer.whole(entry["response"]["body"], 0.0)
         return {id: (ask.name, heard.get(id)) for id, ask in self._lines.items()}
 

@@ -24,7 +24,7 @@ class HeardChoice:
         return HeardChoice([*self.ids], self.text, {**self.calls}, self.finish)
 
 
-class HeardAnswer:
+class SoakAnswer:
     """Takes the lines of a stream, or a whole answer. A connection may break off and another one go on."""
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class HeardAnswer:
         return max((later - earlier for earlier, later in pairwise(self.times)), default=0.0)
 
 
-def wrong_tokens(heard: HeardAnswer, right: HeardAnswer) -> int:
+def wrong_tokens(heard: SoakAnswer, right: SoakAnswer) -> int:
     """How many tokens of a whole answer are others than they should be, missing or too many; at least 1 where only the
     text, a call, the reason of its end or the usage differs."""
     found = 0
@@ -108,7 +108,7 @@ def wrong_tokens(heard: HeardAnswer, right: HeardAnswer) -> int:
     return found or int(heard.completion_tokens != right.completion_tokens)
 
 
-def wrong_beginning(heard: HeardAnswer, right: HeardAnswer) -> int:
+def wrong_beginning(heard: SoakAnswer, right: SoakAnswer) -> int:
     """Likewise of an answer whose client has left: it has to be the beginning of the right one."""
     found = 0
     for index, one in heard.choices.items():

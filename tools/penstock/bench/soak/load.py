@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from penstock.bench.soak.asking import SoakClient, SoakOutcome, SoakWish
 from penstock.bench.soak.asks import SoakAsk, next_turn
-from penstock.bench.soak.heard import HeardAnswer
+from penstock.bench.soak.heard import SoakAnswer
 from penstock.bench.soak.mesh import TENANTS
 from penstock.bench.soak.options import SoakOptions
 
@@ -27,7 +27,7 @@ class SoakPool:
     """What can be asked, and the right answers."""
 
     asks: Sequence[SoakAsk]
-    right: Mapping[str, HeardAnswer]
+    right: Mapping[str, SoakAnswer]
     """By name."""
 
     def wish(self, options: SoakOptions, phase: str, number: int) -> SoakWish:
@@ -50,7 +50,7 @@ class SoakPool:
 async def answered_pool(client: SoakClient, asks: Sequence[SoakAsk], clients: int) -> SoakPool:
     """The right answers, and the later turns of sessions; each is asked for as a stream by one tenant and whole by the
     other. Raises Unanswered."""
-    waiting, asked, right = [*asks], list[SoakAsk](), dict[str, HeardAnswer]()
+    waiting, asked, right = [*asks], list[SoakAsk](), dict[str, SoakAnswer]()
 
     async def answer_all() -> None:
         while waiting:
@@ -68,8 +68,8 @@ async def answered_pool(client: SoakClient, asks: Sequence[SoakAsk], clients: in
     return SoakPool(sorted(asked, key=lambda ask: ask.name), right)
 
 
-async def _answer(client: SoakClient, ask: SoakAsk) -> HeardAnswer:
-    found: list[HeardAnswer] = []
+async def _answer(client: SoakClient, ask: SoakAsk) -> SoakAnswer:
+    found: list[SoakAnswer] = []
     for number, key in enumerate(_KEYS):
         wish = SoakWish(name=f"right {ask.name}", ask=ask, api_key=key, gateway=number, streams=number == 0)
         outcome = await client.ask(wish)

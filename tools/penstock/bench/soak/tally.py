@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.bench.soak.asking import SoakOutcome
-from penstock.bench.soak.heard import HeardAnswer, wrong_beginning, wrong_tokens
+from penstock.bench.soak.heard import SoakAnswer, wrong_beginning, wrong_tokens
 
 _MOST = 40
 
@@ -16,7 +16,7 @@ _MOST = 40
 class SoakTally:
     """Takes each outcome once."""
 
-    right: Mapping[str, HeardAnswer]
+    right: Mapping[str, SoakAnswer]
     """Right answers, by the names of what is asked."""
     done: int = 0
     left: int = 0
@@ -64,7 +64,7 @@ class SoakTally:
             self.pause_s = max(self.pause_s, heard.pause_s())
             self.first_s = max(self.first_s, heard.times[0] - outcome.asked_at)
 
-    def take_line(self, id: str, name: str, heard: HeardAnswer | None) -> None:
+    def take_line(self, id: str, name: str, heard: SoakAnswer | None) -> None:
         """One line of a batch has ended; without an answer it is lost."""
         self.done += 1
         if heard is None:
