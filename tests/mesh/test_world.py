@@ -20,7 +20,7 @@ from penstock.testing.world.world import Played, played
 FIRST = int(os.environ.get("PENSTOCK_WORLD_SEED", "0"))
 SECONDS = float(os.environ.get("PENSTOCK_WORLD_SECONDS", "0"))
 """How long schedules are played beyond the first ones."""
-COUNT, BATCH = 400, 100
+COUNT, BATCH = 1000, 100
 
 
 @pytest.mark.parametrize("first", range(FIRST, FIRST + COUNT, BATCH))
