@@ -17,7 +17,7 @@ from penstock.router.streams import PlanStreams
 from penstock.testing.world.world import Played, played
 
 FIRST = int(os.environ.get("PENSTOCK_WORLD_SEED", "0"))
-COUNT, BATCH = 400, 100
+COUNT, BATCH = 500, 100
 
 
 @pytest.mark.parametrize("first", range(FIRST, FIRST + COUNT, BATCH))

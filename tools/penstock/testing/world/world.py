@@ -180,7 +180,8 @@ class World:
         await self._requests_end()
         if self.found:
             return
-        await self._until(self._serves, _READY_S, "the mesh does not serve again when everything is mended")
+        again = "the mesh does not serve again when everything is mended"
+        await self._until(lambda: self._serves() and self._idle(), _READY_S, again)
         self._begin(PretendAsk(id="probe", prompt=[1] * 20, max_tokens=9, seed=1, patience_s=20.0))
         await self._requests_end()
         if (last := self.heard[-1]).error is not None:
@@ -208,6 +209,10 @@ class World:
             return False
         routers = [router.served for router in self.routers]
         return all(router is not None and checks.joined(router) == self._members() for router in routers)
+
+    def _idle(self) -> bool:
+        """A worker may still end what its gateway has heard to the end."""
+        return not any(worker.served.running for worker in self.workers if worker.served)
 
     def _members(self) -> int:
         return len(self.workers) + (self.store is not None)
