@@ -17,6 +17,7 @@ import jinja2
 from jinja2 import nodes
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.ext import Extension, loopcontrols
+from jinja2.meta import TrackingCodeGenerator
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -108,6 +109,14 @@ class _AsWritten(CodeGenerator):
         super().visit_EvalContextModifier(node, frame)
 
 
+class _Names(_AsWritten, TrackingCodeGenerator):
+    """Finds the names that a template reads."""
+
+    def __init__(self, environment: jinja2.Environment) -> None:
+        super().__init__(environment)
+        self.optimizer = None
+
+
 class _Sandbox(ImmutableSandboxedEnvironment):
     """jinja2's sandbox, in which no single operation makes a value that is longer than a prompt may be."""
 
@@ -146,6 +155,14 @@ def sandbox() -> ImmutableSandboxedEnvironment:
     for name in ("lipsum", "cycler", "joiner"):
         made.globals.pop(name, None)
     return made
+
+
+def names_read(source: str) -> frozenset[str]:
+    """The names that a template looks for outside of itself, those of its environment included."""
+    environment = sandbox()
+    finder = _Names(environment)
+    finder.visit(environment.parse(source))
+    return frozenset(finder.undeclared_identifiers)
 
 
 def _to_json(

@@ -7,12 +7,11 @@ from functools import cached_property
 from typing import Any, Protocol
 
 import jinja2
-from jinja2 import meta
 
 from penstock.chat.resuming.loops import watching
 from penstock.chat.resuming.run import WatchedRun
 from penstock.chat.resuming.waypoint import Rest, Waypoint
-from penstock.chat.sandbox import MAX_RENDERED, generated_arguments, sandbox
+from penstock.chat.sandbox import MAX_RENDERED, generated_arguments, names_read, sandbox
 from penstock.errors import InvalidRequest
 
 _GIVEN = ("messages", "tools", "documents", "add_generation_prompt")
@@ -93,9 +92,7 @@ class ChatTemplate:
     @cached_property
     def variables(self) -> frozenset[str]:
         """What a client may set besides messages and tools, because the template reads it."""
-        environment = sandbox()
-        read = meta.find_undeclared_variables(environment.parse(self.source))
-        return frozenset(read).difference(_GIVEN, self.special_tokens, environment.globals)
+        return names_read(self.source).difference(_GIVEN, self.special_tokens, sandbox().globals)
 
     def render(
         self,

@@ -63,6 +63,10 @@ class Reader:
     def _positive(self, key: str, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.fail(f"{key} must be a number, not {value!r}")
-        if not math.isfinite(value) or value <= 0:
+        try:
+            number = float(value)
+        except OverflowError:  # of an integer
+            number = math.inf
+        if not math.isfinite(number) or number <= 0:
             raise self.fail(f"{key} must be a positive number, not {value!r}")
-        return float(value)
+        return number

@@ -119,6 +119,7 @@ def test_supported_architectures(tmp_path, name):
         ({"max_position_embeddings": -1}, "max_position_embeddings"),
         ({"rms_norm_eps": "small"}, "rms_norm_eps"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps must be a positive number"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
         ({"intermediate_size": 64}, "shape"),
         ({"attention_bias": True}, "bias"),
