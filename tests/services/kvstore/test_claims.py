@@ -191,6 +191,22 @@ def test_blocks_that_are_expected_just_in_time_are_waited_for() -> None:
         claims.best("q", wanted, lambda count: at - 1e-6, 0.0)
 
 
+def test_ones_own_claims_and_late_ones_hide_no_others() -> None:
+    claims, wanted, late = Claims(), keys(2), Pace(queue_s=50.0, block_s=1.0)
+    claims.make("q", 1, wanted, FAST, now=0.0)
+    claims.make("p", 1, wanted, late, now=0.0)
+    other = claims.make("p", 2, wanted[:1], FAST, now=0.0)
+    assert claims.best("q", wanted, lambda count: 10.0, 0.0) == (other, 1)
+
+
+def test_nothing_is_left_of_those_whose_claims_are_over() -> None:
+    claims = Claims()
+    for number in range(5):
+        claims.make(f"client {number}", 1, keys(2), FAST, now=0.0)
+        claims.withdraw(f"client {number}", 1)
+    assert not claims._of and not claims._by_key
+
+
 def test_a_pace_counts_every_block_and_whole_steps() -> None:
     pace = Pace(queue_s=2.0, block_s=1.0, growth_s=0.5, step_blocks=4)
     for blocks in range(1, 12):

@@ -29,3 +29,26 @@ def test_a_block_that_the_store_itself_would_bring_is_used_later_than_what_was_u
     assert other is not None
     table.drop(other, 1.0)
     assert table.victims.hold(1.0) is other
+
+
+def test_a_reservation_is_found_in_its_time_alone() -> None:
+    table = BlockTable(4, 64, Nobody(), reserve_s=10.0)
+    table.attach("s", "test")
+    block = table.puts.reserve("s", [Wanted(A, bytes(32), 0)], 0.0)[0].block
+    assert block is not None
+    assert table.puts.find("s", A, block.epoch, 9.9) is block
+    assert table.puts.find("s", A, block.epoch + 1, 9.9) is None
+    assert table.puts.find("s", A, block.epoch, 10.0) is None
+
+
+def test_a_table_is_not_idle_while_victims_are_held() -> None:
+    table = with_both()
+    table.detach("s", 1.0)
+    assert table.idle
+    first, second = table.victims.hold(1.0), table.victims.hold(1.0)
+    assert first is not None and second is not None
+    assert table.victims.hold(1.0) is None and not table.idle
+    table.victims.spare(second, 1.0)
+    assert not table.idle
+    assert table.victims.discard(first, 1.0)
+    assert table.idle and table.stats().blocks == 1
