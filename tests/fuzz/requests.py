@@ -102,8 +102,8 @@ def _batch_lines(data: bytes) -> None:
     assert found == [(number, line) for number, line in enumerate(lines, 1) if line]
     reader = LineReader("/v1/completions", lambda model: None if model == "tiny" else f"{model} is not here")
     for number, line in found:
-        read = reader.read(number, line)
-        assert isinstance(read, LineFault) or (isinstance(read, BatchLine) and isinstance(json.loads(line), dict))
+        read = reader.read(number, line)  # the body is looked through when it is the line's turn
+        assert isinstance(read, LineFault) or (isinstance(read, BatchLine) and line.startswith(b"{"))
 
 
 async def _form_of(kind: str, pieces: Sequence[bytes]) -> tuple[dict[str, str], str | None, bytes] | str:
