@@ -27,6 +27,8 @@ EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 """The output projection, where it is not the embedding."""
 _MAX_HEADER = 100_000_000
+_MOST_AXES, _BEYOND = 16, 1 << 63
+"""Of a tensor, and for its numbers: more of either means harm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,9 @@ def _entries(
 def _entry(file: Path, name: str, value: Any, dtypes: Mapping[str, int], data_at: int) -> tuple[TensorInfo, int, int]:
     try:
         dtype, shape, (begin, end) = value["dtype"], tuple(value["shape"]), value["data_offsets"]
-        sound = isinstance(dtype, str) and all(type(number) is int and number >= 0 for number in (*shape, begin, end))
+        numbers = (*shape, begin, end)
+        sound = isinstance(dtype, str) and all(type(number) is int and 0 <= number < _BEYOND for number in numbers)
+        sound = sound and len(shape) <= _MOST_AXES  # their product takes long, if there are many
     except (TypeError, KeyError, ValueError):
         sound = False
     if not sound:

@@ -236,6 +236,8 @@ def change_entry(**fields):
         (change_entry(shape=None), "malformed"),
         (change_entry(shape=[-1, -32]), "malformed"),
         (change_entry(shape=[True, 32]), "malformed"),
+        (change_entry(shape=[1] * 300_000), "malformed"),
+        (change_entry(shape=[1 << 63, 32]), "malformed"),
         (change_entry(data_offsets=[0, 128]), "starts at byte|expected"),
         (change_entry(data_offsets=[0]), "malformed"),
         (lambda header: header.update(spare=header.pop("model.norm.weight")), "missing"),
