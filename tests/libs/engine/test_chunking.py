@@ -46,6 +46,11 @@ def test_the_budget_is_what_time_allows_and_never_nothing(target_s, step_s, rate
         assert chunk_tokens(target_s * 2, step_s, rate, most) >= found
 
 
+def test_before_anything_was_measured_a_step_has_a_few_tokens_of_a_prompt():
+    assert [chunk_tokens(0.05, 0.0, 0.0, most) for most in (8, 64, 512)] == [8, 64, 64]
+    assert attainable_s(0.05, 0.0, 0.0) == 0.05, "the target is believed"
+
+
 @given(st.integers(0, 500), st.integers(0, 500))
 def test_streams_wait_longer_for_a_queue_and_not_for_one_prompt(prompts, streams):
     found = patience(prompts, streams)

@@ -106,6 +106,62 @@ def test_equals_the_plain_sampler(draws, batch, seed, drafts):
         assert legal is None or found.token in legal
 
 
+GREEDY = {"max_tokens": 9, "temperature": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("plain", "fields", "more"),
+    [
+        (True, {}, {}),
+        (True, {"min_tokens": 3}, {}),
+        (True, {"min_tokens": 3}, {"guide": object(), "stops": frozenset({1})}),
+        (True, {"banned_token_ids": frozenset({1})}, {}),
+        (True, {}, {"guide": object()}),
+        (False, {"min_tokens": 3}, {"stops": frozenset({1})}),
+        (False, {"banned_token_ids": frozenset({1})}, {"guide": object()}),
+        (False, {"logprobs": 0}, {}),
+        (False, {"logit_bias": {1: 1.0}}, {}),
+        (False, {"presence_penalty": 0.1}, {}),
+        (False, {"temperature": 0.1}, {}),
+    ],
+)
+def test_an_argmax_is_enough_where_nothing_else_is_asked_for(plain, fields, more):
+    choice = Choice(
+        SamplingParams(**{**GREEDY, **fields}), **{"stops": frozenset(), **more}, tokens=[1], prompt_length=1
+    )
+    assert choice.plain is plain
+
+
+def test_a_vocabulary_may_be_larger_than_what_gets_noise_at_once():
+    vocab = (1 << 17) + 3
+    rows = torch.randn(2, vocab, generator=torch.Generator().manual_seed(1)) * 3
+    choices = [choice_of(SamplingParams(9, temperature=1.0, seed=seed), [1], [], vocab=vocab) for seed in (1, 2)]
+    places = torch.tensor([[noise.stream(seed, 1)] for seed in (1, 2)]) + noise.steps(vocab, CPU)
+    expected = (rows + noise.gumbel(places)).argmax(-1).tolist()
+    assert [one.token for one in Sampler(vocab, CPU).sample(rows, choices)] == expected
+
+
+@pytest.mark.parametrize("fields", [{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}], ids=str)
+def test_a_row_is_cut_beside_one_that_is_not(fields):
+    rows = torch.randn(2, VOCAB, generator=torch.Generator().manual_seed(1)).repeat(20, 1)
+    params = [SamplingParams(9, temperature=5.0, seed=seed, **(fields if seed % 2 else {})) for seed in range(40)]
+    chosen = SAMPLER.sample(rows, [choice_of(one, [1], []) for one in params])
+    best = rows.argmax(-1).tolist()
+    assert [one.token for one in chosen[1::2]] == best[1::2]
+    assert len({one.token for one in chosen[::2]}) > 5
+
+
+def test_a_sum_of_all_probabilities_may_be_less_than_one():
+    """By what float32 rounds: then all tokens make up top_p, and not too few."""
+    rows = torch.randn(64, 2000, generator=torch.Generator().manual_seed(1))
+    almost = float(np.nextafter(np.float32(1), np.float32(0)))
+    assert (rows.softmax(-1).sort(-1, descending=True).values.cumsum(-1)[:, -1] < almost).any()
+    choices = [choice_of(SamplingParams(9, top_p=almost, seed=seed), [1], [], vocab=2000) for seed in range(64)]
+    free = [choice_of(SamplingParams(9, seed=seed), [1], [], vocab=2000) for seed in range(64)]
+    sampler = Sampler(2000, CPU)
+    assert sampler.sample(rows, choices) == sampler.sample(rows, free)
+
+
 def test_counts_follow_a_growing_sequence():
     params = SamplingParams(50, temperature=0.0, repetition_penalty=1.3, frequency_penalty=0.5)
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(1))
@@ -217,7 +273,7 @@ def test_the_compiled_draws_are_those_of_torch(vocab, spread):
 
 @BOTH
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("fields", [{}, {"top_p": 0.9}, {"frequency_penalty": 1.0}], ids=str)
+@pytest.mark.parametrize("fields", [{}, {"top_p": 0.9}, {"frequency_penalty": 1.0}, {"temperature": 0.0}], ids=str)
 def test_logits_that_are_not_finite_are_refused(draws, wrong, fields):
     logits = torch.zeros(2, VOCAB)
     logits[1, :] = wrong

@@ -271,6 +271,19 @@ def test_a_step_that_fails_gives_the_page_back():
     assert pool.longest(second.chain.keys[0], packed(range(8, 13))) == (0, 0), "it may be what is damaged"
 
 
+def test_what_stands_on_kv_that_may_be_damaged_is_named_by_none():
+    """Neither the block that is not finite, nor those behind it, whatever they hold."""
+    scheduler = Scheduler(StepLimits(8, 2, 8), pool := PagePool(8))
+    [live] = begun(scheduler, 1, tokens=range(30))
+    keys = list(live.chain.keys)
+    stepped(scheduler)
+    [second] = scheduler.next_step({})
+    second.run.sound = False
+    scheduler.commit([second], [[]])
+    assert [stepped(scheduler), stepped(scheduler)] == [[(1, 16, 8)], [(1, 24, 6)]]
+    assert [pool.find(key) is not None for key in keys] == [True, False, False]
+
+
 def first_page(pool):
     """The page that holds the tail of the first."""
     return pool.longest(Chain(b"root", LIMITS.block_size, range(8)).keys[0], packed(range(8, 13)))[0]

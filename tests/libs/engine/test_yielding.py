@@ -178,6 +178,7 @@ def test_kv_that_is_fetched_for_others_finds_room():
     fetching = new_live(request, 3, frozenset())
     scheduler.load(fetching)
     assert scheduler.room_for(fetching, 0, 12) == 12 and not batch[0].pages
+    assert (scheduler.queued(True), scheduler.stats().preemptions) == (2, 1), "back in the line"
     busy = Scheduler(LIMITS, pool := PagePool(16))
     [live] = [begin(busy, 1, 60, yields=True)]
     busy.next_step({})
