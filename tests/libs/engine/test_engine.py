@@ -8,6 +8,7 @@ import re
 import threading
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -314,8 +315,12 @@ class Doubter:
         wrong[self.harmed] = bytes(len(wrong[0]))
         for blocks in [self.right, wrong] if self.again else [wrong]:
             views = [memoryview(block) for block in blocks]
-            self.counts.append(await pages.write(0, views, lambda index, copy: copy == self.right[index]))
+            self.counts.append(await pages.write(0, views, partial(self._copy, blocks)))
         return len(self.right) * pages.block_size
+
+    def _copy(self, blocks, index, into):
+        into[:] = blocks[index]
+        return blocks[index] == self.right[index]
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["at first", "over good ones"])

@@ -19,9 +19,9 @@ from itertools import count
 _ASKING = 2
 """Lines of a model that ask for workers at one time: one would leave a worker without while its plan is made."""
 SPREAD = 0.8
-"""A line begins when so much of the mean distance between two ends has passed since the one before began."""
-_FIRST_S = 0.02
-"""That distance while no line has ended."""
+"""A line begins when so much of the mean distance between two ends has passed since the one before began, or sooner."""
+_MOST_S = 0.02
+"""Between two that begin, where a few lines are on their way for long: others have their turn meanwhile."""
 _LEARN = 0.1
 
 
@@ -40,7 +40,7 @@ class _Pace:
     def began(self, now: float) -> None:
         """A line has."""
         self.lines += 1
-        self.next_at = now + self._spread * (self._stay_s / self.lines if self._stay_s else _FIRST_S)
+        self.next_at = now + self._spread * min(_MOST_S, self._stay_s / self.lines if self._stay_s else _MOST_S)
 
     def ended(self, stay_s: float) -> None:
         """A line that was on its way for so long has left."""

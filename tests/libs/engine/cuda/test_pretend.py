@@ -141,12 +141,20 @@ def test_pages_are_copied_behind_the_last_step(pretend, monkeypatch):
     content = torch.zeros(6, 64, dtype=torch.uint8, device="cuda")
     pages = copies.PageCopies(content)
     blocks = [memoryview(bytearray([number]) * 64) for number in range(1, 5)]
-    assert pages.write([3, 1], blocks[:2], lambda index, copy: copy == blocks[index]) == 2
+
+    def copied(begin, good):
+        def copy(index, into):
+            into[:] = blocks[begin + index]
+            return index < good
+
+        return copy
+
+    assert pages.write([3, 1], blocks[:2], copied(0, 2)) == 2
     assert log == ["event 0", "up waits for event 0", "event 2", "host waits for event 2"]
     pages.mark(wait=False)
     assert bytes(pages.read(3).numpy()) == bytes(blocks[0])
     assert log[4:6] == ["event 4", "down waits for event 4"] and log[-1].startswith("host waits")
-    assert pages.write([4, 5], blocks[2:], lambda index, copy: index == 0) == 1
+    assert pages.write([4, 5], blocks[2:], copied(2, 1)) == 1
     assert log[-1].startswith("host waits"), "also for the copies before the one that was refused"
     assert content.cpu()[:, 0].tolist() == [0, 2, 0, 1, 3, 0]
     arena = TwinDevice().allocate(64)
