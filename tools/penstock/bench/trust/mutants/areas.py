@@ -57,7 +57,7 @@ AREAS: Sequence[Area] = (
         files=("services/penstock/kvstore/table/*.py",),
         tests=_in(
             "tests/services/kvstore",
-            "store_machine service hints origin wire_events dropping prefetch events pulling suppliers movement touch"
+            "table store_machine service hints origin wire_events dropping prefetch events pulling suppliers movement touch"
             " circles homes announcing claims lending retention sessions partitions client",
         ),
     ),
