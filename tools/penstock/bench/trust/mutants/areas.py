@@ -57,8 +57,8 @@ AREAS: Sequence[Area] = (
         files=("services/penstock/kvstore/table/*.py",),
         tests=_in(
             "tests/services/kvstore",
-            "store_machine service hints origin wire_events dropping prefetch events pulling suppliers movement touch"
-            " circles homes announcing claims lending retention sessions partitions client",
+            "table store_machine service hints origin wire_events dropping prefetch events pulling suppliers movement"
+            " touch circles homes announcing claims lending retention sessions partitions client",
         ),
     ),
     Area(
