@@ -1,4 +1,5 @@
-"""For all tests: examples have no deadline, which would measure the machine; and the watch for blocked event loops."""
+"""For all tests: examples have no deadline, which would measure the machine, and are the same in each run
+(`--hypothesis-profile=patient` draws new ones); and the watch for blocked event loops."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from penstock.runtime.service import share_the_lock
 share_the_lock()  # as each service does: here they run in the tests' process
 
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("patient")
+settings.register_profile("repeatable", settings.get_profile("patient"), derandomize=True)
+settings.load_profile("repeatable")
 
 # structlog's own way of showing errors takes a tenth of a second each, on the event loop.
 structlog.configure(

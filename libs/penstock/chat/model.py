@@ -189,7 +189,9 @@ def load_chat_model(directory: Path, tool_format: str = "") -> ChatModel:
     raw = _read(directory / "tokenizer.json")
     try:
         tokenizer = Tokenizer.from_buffer(raw)
-    except Exception as error:  # the tokenizers library raises nothing narrower
+    except BaseException as error:  # the tokenizers library raises nothing narrower
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # pyo3's, not importable
+            raise
         raise ChatModelError(directory / "tokenizer.json", f"is not a tokenizer: {error}") from None
     tokenizer.no_truncation()  # settings of how it was trained
     tokenizer.no_padding()
