@@ -7,6 +7,8 @@ import pytest
 from penstock.bench.harness import BenchReport
 from penstock.bench.measured.document import section
 from penstock.bench.trust.attacks import attacks
+from penstock.bench.trust.faults.measure import figures, matrix, told
+from penstock.bench.trust.faults.scene import FaultCell, Strike
 from penstock.bench.trust.measure import measure
 from penstock.bench.trust.sealing import rates
 from penstock.bench.trust.sockets import WaySample, way_figures
@@ -43,6 +45,44 @@ def test_an_attack_that_was_skipped_was_not_tried() -> None:
     assert attacks(report.replace('"1"', '"0"'))[1].met is True
 
 
+def cell(**changes: object) -> FaultCell:
+    fields = {"service": "decode-0", "act": "kill", "phase": "decoding", "reached": True, "lost": "", "wrong": 0}
+    return FaultCell(**{**fields, "pause_s": 0.5, "again": 0, **changes})  # type: ignore[arg-type]
+
+
+def test_the_worst_of_all_faults_counts() -> None:
+    strikes = [
+        Strike([cell(), cell(phase="queued", reached=False, pause_s=0.0)], -0.5, 0.2),
+        Strike([cell(act="cut", pause_s=4.0), cell(act="cut", service="decode-1", wrong=2)], 1.5, 0.1),
+    ]
+    found = {one.id: one for one in figures(strikes, leaks=0)}
+    values = {id.removeprefix("fault_"): one.value for id, one in found.items()}
+    assert values == {
+        "cells": 3,
+        "streams_lost": 0,
+        "tokens_wrong": 2,
+        "leaks": 0,
+        "overdue_s": 1.5,
+        "back_s": 0.2,
+        "pause_s_kill": 0.5,
+        "pause_s_cut": 4.0,
+    }
+    assert "3 of 4 requests" in found["fault_cells"].against
+    assert found["fault_tokens_wrong"].met is found["fault_overdue_s"].met is found["fault_pause_s_cut"].met is False
+    assert [*map(told, strikes)] == [
+        [],
+        ["cut decode-1, decoding: 2 tokens are wrong", "cut decode-0: a request outlived its deadline by 1.5 s"],
+    ]
+    assert "longest pause of a stream, cut" in section(BenchReport("trust", list(found.values())).json())
+
+
+def test_each_kind_of_service_gets_each_fault_idle_and_busy() -> None:
+    found = [*matrix(["decode-0", "decode-1", "kvstore", "redis"])]
+    assert len(found) == len({*found}) == 2 * (6 + 7 + 5)
+    assert {service for service, *_ in found} == {"decode-0", "kvstore", "redis"}
+    assert ("kvstore", "corrupt", True) in found and ("redis", "disk full", True) not in found
+
+
 async def test_a_part_that_there_is_not() -> None:
-    with pytest.raises(ConfigError, match="must be one of sockets, sealing, attacks, mutants"):
+    with pytest.raises(ConfigError, match="must be one of sockets, sealing, attacks, faults, mutants"):
         await measure(True, ["locks"])

@@ -318,13 +318,14 @@ def operate(options: Options = None, *, part: list[str] | None = None) -> None:
 @app.command
 def trust(options: Options = None, *, part: list[str] | None = None) -> None:
     """What guards cost and what tests notice: Unix sockets beside ports, as a client of the mesh sees them; sealed
-    blocks beside plain ones and memcpy; how many attacks are tried among the tests, and how many succeed; how many of
-    200 small changes of the code that decides make a test fail, which takes half an hour.
+    blocks beside plain ones and memcpy; how many attacks are tried among the tests, and how many succeed; what clients
+    notice of every fault of every service; how many of 200 small changes of the code that decides make a test fail,
+    which takes half an hour.
 
     Parameters
     ----------
     part:
-        Only these: sockets, sealing, attacks, mutants. Default: all.
+        Only these: sockets, sealing, attacks, faults, mutants. Default: all.
     """
     import uvloop
 

@@ -7,7 +7,7 @@ import json
 import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 
 from penstock.cli.child import ChildSpec
@@ -15,87 +15,11 @@ from penstock.cli.mesh import MeshOptions, plan_mesh
 from penstock.cli.ports import reserved_ports
 from penstock.cli.running import serving
 from penstock.cli.supervisor import ChildChange, ChildState, Patience, Supervisor, supervised
-from penstock.runtime.addresses import UnixPath, socket_address
-from penstock.runtime.tasks import first_of
+from penstock.testing.wires import CuttableWire, cuttable_wire
 
 _HANDS_OFF = ("--local-prefill-tokens", "64")
 """Settings of a router with which prefill workers compute what prompts there are: else they die unemployed."""
 _BACK_S = 60.0
-_PIECE = 1 << 16
-
-
-class CuttableWire:
-    """A TCP proxy to one address, which may be a Unix socket. Made by `cuttable_wire`."""
-
-    def __init__(self, target: str) -> None:
-        self.address = ""
-        self._target = target
-        self._open = asyncio.Event()
-        self._open.set()
-        self._writers: set[asyncio.StreamWriter] = set()
-        self._connections: set[asyncio.Task[None]] = set()
-
-    def cut(self) -> None:
-        """From now on nothing passes, and nobody is told: connections stand."""
-        self._open.clear()
-
-    def heal(self) -> None:
-        """New connections work again; those that were cut are gone."""
-        for writer in list(self._writers):
-            writer.transport.abort()
-        self._open.set()
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection."""
-        target = socket_address(self._target)
-        try:
-            if isinstance(target, UnixPath):
-                there, back = await asyncio.open_unix_connection(target.path)
-            else:
-                there, back = await asyncio.open_connection(target.host, target.port)
-        except OSError:
-            writer.transport.abort()
-            return
-        both = {writer, back}
-        self._writers |= both
-        task = asyncio.current_task()
-        assert task is not None, "the server runs each connection in a task"
-        self._connections.add(task)
-        task.add_done_callback(self._connections.discard)
-        try:
-            await first_of(self._pump(reader, back), self._pump(there, writer))
-        finally:
-            self._writers -= both
-            for one in both:
-                one.transport.abort()
-                with suppress(OSError):
-                    await one.wait_closed()
-
-    async def ended(self) -> None:
-        """Returns when no connection is left."""
-        if self._connections:
-            await asyncio.wait(self._connections)
-
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError):
-            while piece := await reader.read(_PIECE):
-                await self._open.wait()
-                writer.write(piece)
-                await writer.drain()
-
-
-@asynccontextmanager
-async def cuttable_wire(target: str) -> AsyncIterator[CuttableWire]:
-    """A proxy to `target`, for the length of the block."""
-    wire = CuttableWire(target)
-    server = await asyncio.start_server(wire.serve, "127.0.0.1", 0)
-    wire.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    try:
-        yield wire
-    finally:
-        server.close()
-        wire.heal()
-        await wire.ended()
 
 
 class MortalMesh:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from penstock.bench.measured.results import Line, Results, figures
+from penstock.bench.trust.faults.acts import ACTS
+from penstock.bench.trust.faults.measure import pause_id
 
 _LINES = (
     Line("unix_vs_tcp_ttft", "TTFT over Unix sockets : over ports of 127.0.0.1", 3),
@@ -24,6 +26,19 @@ _SEALED = tuple(
         ("remote_get_vs_plain", "sealed get from another host : plain"),
     )
 )
+_FAULTS = (
+    Line("fault_cells", "combinations of service, fault and phase"),
+    Line("fault_streams_lost", "streams lost"),
+    Line("fault_tokens_wrong", "tokens wrong"),
+    Line("fault_leaks", "leaks at rest"),
+    Line("fault_overdue_s", "by how much a request outlived its deadline, at most, s", 2),
+    Line("fault_back_s", "after the fault, until a new request was answered, at most, s", 2),
+    *(Line(pause_id(act), f"longest pause of a stream, {act}: {what}, s", 2) for act, what in ACTS.items()),
+)
+_MATRIX = """Each kind of service gets each fault, in a mesh of two gateways, routers, prefill and decode workers, a
+store with a disk, a draft service and Redis: while nothing runs, and while requests wait, are computed, are handed
+over, are decoded, and are decoded with a schema. Clients ask another gateway where theirs is silent for six seconds.
+Each answer is compared with that of the same request when nothing is wrong."""
 _SEALING = """[Sealed](design/identity.md#blocks-are-sealed) blocks, 256 MiB of them, put into a store's shared memory
 and got from there, beside memcpy between two processes' mappings and beside plain blocks."""
 
@@ -33,6 +48,8 @@ def section(now: Results, earlier: Results | None = None) -> str:
     other = "" if earlier is None else f" The earlier run: {earlier.machine}."
     sealed = [line for line in _SEALED if now.has(line.id)]
     sealing = f"\n{_SEALING}\n\n{figures(sealed, now, earlier)}\n" if sealed else ""
+    struck = [line for line in _FAULTS if now.has(line.id)]
+    matrix = f"\n{_MATRIX}\n\n{figures(struck, now, earlier)}\n" if struck else ""
     return f"""## Trust
 
 `penstock bench trust`: what guards cost. `penstock up --prefill 1` of the embedded model, whose services reach each
@@ -40,7 +57,7 @@ other over Unix sockets, beside the same over ports; prompts of 64 tokens, one a
 Attacks are the tests with that mark.
 {_changes(now)}
 {figures([line for line in _LINES if now.has(line.id)], now, earlier)}
-{sealing}
+{sealing}{matrix}
 Measured on {now.machine}.{other}
 """
 

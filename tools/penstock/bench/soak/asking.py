@@ -123,10 +123,10 @@ class SoakClient:
         self._gateways = gateways
         self._options = options
 
-    async def ask(self, wish: SoakWish) -> SoakOutcome:
-        """Until the answer is whole, its client has left or the time is up."""
+    async def ask(self, wish: SoakWish, heard: SoakAnswer | None = None) -> SoakOutcome:
+        """Until the answer is whole, its client has left or the time is up. Fills `heard`, if it is given."""
         loop = asyncio.get_running_loop()
-        outcome = SoakOutcome(wish, asked_at=loop.time())
+        outcome = SoakOutcome(wish, heard or SoakAnswer(), asked_at=loop.time())
         try:
             async with asyncio.timeout(self._options.deadline_s):
                 await self._asked(outcome)

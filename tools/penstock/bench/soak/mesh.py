@@ -27,6 +27,7 @@ from penstock.cli.supervisor import ChildChange, ChildState, Patience, Superviso
 from penstock.cli.view import View
 from penstock.runtime.addresses import HostPort, SocketAddress, socket_address
 from penstock.testing.keys import key_file
+from penstock.testing.wires import MeshWires
 
 TENANTS: Mapping[str, str] = {"key-of-ann": "ann", "key-of-bob": "bob"}
 """By key."""
@@ -133,10 +134,15 @@ class SoakMesh:
                 self.defects.append(told)
 
 
+def blocks_of(directory: Path) -> Path:
+    """Where the store of a mesh in that directory has its files."""
+    return directory / "blocks"
+
+
 @asynccontextmanager
-async def soak_mesh(options: SoakOptions, directory: Path) -> AsyncIterator[SoakMesh]:
+async def soak_mesh(options: SoakOptions, directory: Path, wires: MeshWires | None = None) -> AsyncIterator[SoakMesh]:
     """A mesh that serves, for the length of the block; its files are in `directory`. Without redis-server its routers
-    share nothing."""
+    share nothing. Services and clients reach each other through `wires`, where there are any."""
     has_redis = shutil.which("redis-server") is not None and find_spec("redis") is not None
     patience = Patience(stop_s=10.0, first_backoff_s=0.1, last_backoff_s=0.5, hung_s=options.hung_s, stuck_s=60.0)
     async with AsyncExitStack() as stack:
@@ -151,7 +157,12 @@ async def soak_mesh(options: SoakOptions, directory: Path) -> AsyncIterator[Soak
         metrics = {child.name: HostPort(f"127.0.0.1:{free_port()}") for child in plan.children}
         children = [_told(child, metrics[child.name], terms) for child in plan.children]
         routers = {child.name: _address(child) for child in children if child.name.startswith("router")}
-        mesh = SoakMesh(urls=[plan.url, *plan.others], metrics=metrics, routers=routers, redis=has_redis)
+        urls = [plan.url, *plan.others]
+        if wires is not None:
+            children = await wires.around(children)
+            doors = [HostPort(url.removeprefix("http://")) for url in urls]
+            urls = [f"http://{await wires.door(f'gateway-{number}', door)}" for number, door in enumerate(doors)]
+        mesh = SoakMesh(urls=urls, metrics=metrics, routers=routers, redis=has_redis)
         supervisor = await stack.enter_async_context(supervised(children, mesh.heard, mesh.said, patience))
         mesh.supervisor = supervisor
         await supervisor.ready()
@@ -163,8 +174,8 @@ async def soak_mesh(options: SoakOptions, directory: Path) -> AsyncIterator[Soak
 def _mesh_options(options: SoakOptions, directory: Path) -> MeshOptions:
     server_key = directory / "server.key"
     server_key.write_text(secrets.token_hex(32))
-    for name in ("blocks", "batches"):
-        (directory / name).mkdir()
+    for place in (blocks_of(directory), directory / "batches"):
+        place.mkdir()
     return MeshOptions(
         port=0,
         prefill=options.prefill,
@@ -172,7 +183,7 @@ def _mesh_options(options: SoakOptions, directory: Path) -> MeshOptions:
         routers=2,
         gateways=2,
         kv_host_bytes=_HOST_BYTES,
-        kv_nvme_dir=directory / "blocks",
+        kv_nvme_dir=blocks_of(directory),
         kv_nvme_bytes=_DISK_BYTES,
         batch_store=str(directory / "batches"),
         api_keys=key_file(directory / "keys.json", TENANTS, operators=[OPERATOR]),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from penstock.bench.harness import BenchReport
 from penstock.bench.parts import Parts, measured
 from penstock.bench.trust.attacks import attack_figures
+from penstock.bench.trust.faults.measure import fault_figures
 from penstock.bench.trust.mutants.measure import mutant_figures
 from penstock.bench.trust.sealing import sealing_figures
 from penstock.bench.trust.sockets import socket_figures
@@ -15,6 +16,7 @@ PARTS: Parts = {
     "sockets": socket_figures,
     "sealing": sealing_figures,
     "attacks": attack_figures,
+    "faults": fault_figures,
     "mutants": mutant_figures,
 }
 

@@ -1,0 +1,1 @@
+"""The fault matrix: every service, every fault, every phase of a request."""
