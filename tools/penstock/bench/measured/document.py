@@ -72,7 +72,7 @@ _LATER = (
     "gpu",
 )
 """Benches without a section as long as no run of theirs is kept."""
-_APART = {"router": "", "speculation": "", "e2e": "ablation_"}
+_APART = {"router": "", "speculation": "", "trust": "", "e2e": "ablation_"}
 """Benches of parts that have nothing to do with each other, and how their names begin: each may be of another machine,
 and says so."""
 _HEAD = """# Measured

@@ -27,14 +27,14 @@ _QUICK: Sequence[Act] = ("kill", "cut")
 
 
 @asynccontextmanager
-async def fault_scene(options: SoakOptions = OPTIONS) -> AsyncIterator[FaultScene]:
-    """A mesh to be struck, for the length of the block."""
+async def fault_scene(size: float = 1.0) -> AsyncIterator[FaultScene]:
+    """A mesh to be struck, for the length of the block; `size` as that of the scene."""
     with TemporaryDirectory(prefix="penstock-faults-") as place:
         directory = Path(place)
         ways = directory / "ways"
         ways.mkdir(mode=0o700)
-        async with MeshWires(ways) as wires, soak_mesh(options, directory, wires) as mesh:
-            yield FaultScene(mesh, wires, SoakClient(mesh.gateways, options), blocks_of(directory))
+        async with MeshWires(ways) as wires, soak_mesh(OPTIONS, directory, wires) as mesh:
+            yield FaultScene(mesh, wires, SoakClient(mesh.gateways, OPTIONS), blocks_of(directory), size)
 
 
 async def fault_figures(quick: bool) -> Sequence[Figure]:

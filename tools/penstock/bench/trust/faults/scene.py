@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -27,17 +27,13 @@ _UNDER_WAY = 8
 """Tokens after which an answer is in its middle."""
 _BEGIN_S = 20.0
 _KEYS = [*TENANTS]
-_COUNTS: Mapping[Phase, int] = {"queued": 3, "prefilling": 3, "handing over": 1, "decoding": 1, "masked decoding": 1}
-"""Requests of a phase. Long prompts are computed one by one: those behind the first ones wait."""
-_SCHEMA = {
-    "type": "object",
-    "properties": {
-        "ports": {"type": "array", "items": {"enum": ["Oslo", "Rome", "Lima"]}, "minItems": 30, "maxItems": 40},
-        "n": {"type": "integer", "minimum": 1, "maximum": 999},
-    },
-    "required": ["ports", "n"],
-    "additionalProperties": False,
-}
+_COUNTS: Mapping[Phase, int] = {"handing over": 1, "prefilling": 3, "queued": 3}
+"""Requests of a phase that come when others are decoded. Long prompts are computed one by one: those behind the first
+ones wait."""
+_BEGUN: Sequence[Phase] = ("handing over", "decoding", "masked decoding")
+"""Phases in which a client has tokens."""
+_NUMBERS, _WORDS, _LONG = 800, 900, 3500
+"""Of the schema's answer, of a long prompt, and tokens of a long answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +101,11 @@ class _Asked:
         outcome = self.task.result()
         times = outcome.heard.times
         pause_s = max((later - earlier for earlier, later in pairwise(times) if later >= since), default=0.0)
-        begun = self.phase in ("handing over", "decoding", "masked decoding")
         return FaultCell(
             service=service,
             act=act,
             phase=self.phase,
-            reached=0 < self.tokens < right.tokens if begun else self.tokens == 0,
+            reached=0 < self.tokens < right.tokens if self.phase in _BEGUN else self.tokens == 0,
             lost=outcome.lost,
             wrong=0 if outcome.lost else wrong_tokens(outcome.heard, right),
             pause_s=pause_s if self.tokens else 0.0,
@@ -127,6 +122,8 @@ class FaultScene:
     client: SoakClient
     files: Path
     """Where the store has its files."""
+    size: float = 1.0
+    """Of long prompts and answers; with less, fewer requests are in their phases."""
     _asked: int = field(default=0, init=False)
 
     async def strike(self, service: str, act: Act, *, idle: bool) -> Strike:
@@ -154,11 +151,9 @@ class FaultScene:
         """Requests in each phase."""
         running = [self._ask(phase, 0) for phase in ("decoding", "masked decoding")]
         await self._begun(running)
-        first = self._ask("handing over", 0)
-        running.append(first)
-        running += [self._ask(phase, number) for phase in ("prefilling", "queued") for number in range(_COUNTS[phase])]
-        await self._begun([first])
-        return running
+        more = [self._ask(phase, number) for phase, count in _COUNTS.items() for number in range(count)]
+        await self._begun([one for one in more if one.phase == "handing over"])
+        return running + more
 
     async def _begun(self, running: list[_Asked]) -> None:
         async with asyncio.timeout(_BEGIN_S):
@@ -171,7 +166,7 @@ class FaultScene:
         name = f"{phase} {self._asked}"
         wish = SoakWish(
             name=name,
-            ask=_asked_in(phase, name, self._asked),
+            ask=_asked_in(phase, name, self._asked, self.size),
             api_key=_KEYS[number % len(_KEYS)],
             gateway=number,
             streams=True,
@@ -199,20 +194,26 @@ class FaultScene:
         return clock() - begin - DEADLINE_S
 
 
-def _asked_in(phase: Phase, name: str, number: int) -> SoakAsk:
+def _asked_in(phase: Phase, name: str, number: int, size: float) -> SoakAsk:
     if phase in ("queued", "prefilling"):
-        return SoakAsk(name, TEXT, _text(number, words=1200, tokens=16))
+        return SoakAsk(name, TEXT, _text(number, words=int(size * _WORDS), tokens=16))
     if phase == "handing over":
-        return SoakAsk(name, TEXT, _text(number, words=150, tokens=100))
+        return SoakAsk(name, TEXT, _text(number, words=150, tokens=200))
     if phase == "masked decoding":
-        schema = {"name": "ports", "schema": _SCHEMA, "strict": True}
         body = {
-            "messages": [{"role": "user", "content": f"{number}: Which ports?"}],
-            "response_format": {"type": "json_schema", "json_schema": schema},
-            **_sampled(number, 400),
+            "messages": [{"role": "user", "content": f"{number}: Which depths?"}],
+            "response_format": {"type": "json_schema", "json_schema": _depths(int(size * _NUMBERS))},
+            **_sampled(number, 6000),
         }
         return SoakAsk(name, CHAT, body)
-    return SoakAsk(name, TEXT, _text(number, words=20, tokens=300 if phase == "decoding" else 40))
+    return SoakAsk(name, TEXT, _text(number, words=20, tokens=int(size * _LONG) if phase == "decoding" else 40))
+
+
+def _depths(count: int) -> dict[str, Any]:
+    number = {"type": "integer", "minimum": 0, "maximum": 999_999}
+    fields = {"depths": {"type": "array", "items": number, "minItems": count, "maxItems": count}}
+    schema = {"type": "object", "properties": fields, "required": ["depths"], "additionalProperties": False}
+    return {"name": "depths", "schema": schema, "strict": True}
 
 
 def _text(number: int, *, words: int, tokens: int) -> dict[str, Any]:
