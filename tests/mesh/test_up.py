@@ -147,6 +147,18 @@ async def test_nothing_outlives_a_killed_supervisor():
     assert left_behind() == before and not directory.exists()
 
 
+async def test_a_supervisor_that_stands_still_holds_up_nobody():
+    """Nobody reads what the services log meanwhile, which is more than a pipe takes."""
+    async with up("--aggregated", "--draft", "none", "--log-level", "info") as (process, _, url):
+        process.send_signal(signal.SIGSTOP)
+        try:
+            async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=20) as client:
+                for number in range(400):
+                    await client.completions.create(model="penstock-mini", prompt=f"{number}", max_tokens=1)
+        finally:
+            process.send_signal(signal.SIGCONT)
+
+
 async def test_the_demo_is_served_from_the_cache():
     command = (sys.executable, "-m", "penstock.cli", "demo", "--seed", "3")
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
