@@ -186,3 +186,16 @@ def test_the_end_is_told_again_without_its_text():
         last = point.last(Delta(0, " end", finish="stop", upto=4))
         missed = point.missed.get(0, Delta(0)).content
         assert (last.content, last.finish, content + missed) == (content, "stop", " end")
+
+
+async def test_calls_of_a_repeated_request_have_the_same_ids(setup, http):
+    setup.says(SAID)
+    body = BODIES[CHAT] | {"stream": False, "tools": TOOLS}
+
+    async def call(**headers: str) -> str:
+        message = (await http.post(CHAT, json=body, headers=headers)).json()["choices"][0]["message"]
+        return message["tool_calls"][0]["id"]
+
+    named = await call(**KEY)
+    assert named == await call(**KEY)
+    assert len({named, await call(), await call(), await call(**{"idempotency-key": "k-2"})}) == 4

@@ -45,6 +45,10 @@ class RepeatKey:
         """For a request that names none; 53 bits, as all that clients are told."""
         return int.from_bytes(self.secret[12:20]) >> 11
 
+    def call(self, choice: int, number: int) -> bytes:
+        """12 bytes for the id of a call, which is told more than once."""
+        return hashlib.sha256(b"call" + choice.to_bytes(8) + number.to_bytes(8) + self.secret).digest()[:12]
+
 
 @dataclass(slots=True)
 class ResumePoint:
