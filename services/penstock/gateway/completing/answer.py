@@ -89,7 +89,7 @@ class Answer:
 
     def finish(self, reason: str) -> Delta:
         """Ends the choice for `reason` and returns its last delta."""
-        delta = Delta(self.choice, upto=self.tokens + 1)
+        delta = Delta(self.choice, upto=self.tokens + 2)
         if not self.ended:
             self._show(self._text.finish(), delta)
         if self._parser is not None and not self.ended:

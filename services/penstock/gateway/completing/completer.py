@@ -34,7 +34,7 @@ from penstock.gateway.completing.flow import Flow
 from penstock.gateway.completing.heard import Heard
 from penstock.gateway.completing.past import PastRequests
 from penstock.gateway.completing.prompts import Naming, Prepared, opening, prepare, weight
-from penstock.gateway.completing.repeating import request_parts, resume_point
+from penstock.gateway.completing.repeating import place_of, request_parts
 from penstock.gateway.completing.threads import Threads
 from penstock.gateway.completing.tokens import Tokens
 from penstock.gateway.completing.tracing import trace_request
@@ -164,7 +164,7 @@ class Completer:
         if caller.repeat is not None:
             ids = [prompt.ids for prompt in prompts]
             parts = request_parts(completion.seed, completion.fingerprint, ask, ids, grammars)
-            completion.resume = resume_point(caller.repeat, parts, len(completion.choices))
+            completion.place = place_of(caller.repeat, parts, len(completion.choices))
         try:
             async with (
                 asyncio.timeout(self._left(caller) + _LAST_WORDS_S),
