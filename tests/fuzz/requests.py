@@ -24,7 +24,7 @@ from penstock.gateway.batches.form import FileForm
 from penstock.gateway.batches.lines import BatchLine, LineReader, LineTooLong, split
 from penstock.gateway.batches.pages import page_of
 from penstock.gateway.batches.records import LineFault
-from penstock.gateway.completing.repeating import RepeatKey, resume_point
+from penstock.gateway.completing.repeating import TOKENS, RepeatKey, TokenPlace, place_of
 from penstock.gateway.door.deadline import HEADER, patience_s
 from penstock.gateway.door.uploads import Uploads
 
@@ -143,11 +143,15 @@ def _query(data: bytes) -> None:
 
 
 def _last_event(data: bytes) -> None:
-    key = RepeatKey(bytes(32), data.decode("latin-1"))
-    point = resume_point(key, [b"part"], 2)
-    assert not key.last_event or key.last_event.startswith(f"{point.tag}-")
-    assert len(point.had) == 2 and min(point.had) >= 0
-    assert resume_point(RepeatKey(bytes(32), point.event(())), [b"part"], 2).had == point.had
+    by_events = data.startswith(place_of(RepeatKey(bytes(32), "", "events"), [b"part"], 2).tag.encode())
+    key = RepeatKey(bytes(32), data.decode("latin-1"), "events" if by_events else TOKENS)
+    place = place_of(key, [b"part"], 2)
+    assert not key.last_event or key.last_event.startswith(f"{place.tag}-")
+    if isinstance(place, TokenPlace):
+        assert len(place.had) == 2 and min(place.had) >= 0
+        assert place_of(RepeatKey(bytes(32), place.id), [b"part"], 2) == place
+    else:
+        assert place.had >= 0
 
 
 def _gzip(data: bytes) -> None:

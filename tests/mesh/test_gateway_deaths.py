@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+from typing import Any
 
 import httpx2
 import psutil
@@ -13,23 +14,31 @@ import pytest
 
 from .support import up
 
-BODY = {
-    "model": "penstock-mini",
-    "messages": [{"role": "user", "content": "Tell me of the sea, and of a whale. " * 4}],
-    "stream": True,
-    "max_tokens": 1200,
-    "ignore_eos": True,
-    "temperature": 0.8,
+WISH = "Tell me of the sea, and of a whale. " * 4
+CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
+NUMBERS = {"type": "array", "items": {"type": "integer"}, "minItems": 400}
+SCHEMA = {"type": "object", "properties": {"numbers": NUMBERS}, "required": ["numbers"]}
+BODIES = {
+    CHAT: {"messages": [{"role": "user", "content": WISH}], "max_tokens": 1200, "ignore_eos": True},
+    RESPONSES: {
+        "input": WISH,
+        "max_output_tokens": 1200,
+        "text": {"format": {"type": "json_schema", "name": "numbers", "schema": SCHEMA}},
+    },
 }
 
 
 class Client:
     """Asks for one answer, of whichever gateway answers, until it has all of it."""
 
-    def __init__(self, urls: list[str], key: str) -> None:
+    def __init__(self, urls: list[str], key: str, path: str) -> None:
         self._urls = urls
+        self._path = path
+        self._body = {"model": "penstock-mini", "stream": True, "temperature": 0.8, **BODIES[path]}
         self._headers = {"idempotency-key": key}
         self.text = ""
+        self.events = 0
+        """Of a response."""
         self.broken = 0
         self.heard = asyncio.Event()
         """Set after 10 pieces."""
@@ -41,7 +50,7 @@ class Client:
             for url in self._urls:
                 try:
                     async with httpx2.AsyncClient(timeout=60) as http:
-                        request = http.stream("POST", f"{url}/v1/chat/completions", json=BODY, headers=self._headers)
+                        request = http.stream("POST", url + self._path, json=self._body, headers=self._headers)
                         async with request as answer:
                             if answer.status_code == 503:
                                 continue  # that gateway has not seen the workers yet
@@ -52,19 +61,35 @@ class Client:
                                 if line.startswith("id: "):
                                     self._headers["last-event-id"] = line[4:]
                                 elif line.startswith("data: "):
-                                    chunk = json.loads(line[6:])
-                                    assert "error" not in chunk, chunk
-                                    for choice in chunk["choices"]:
-                                        self.text += choice["delta"].get("content") or ""
+                                    if self._read(json.loads(line[6:])):
+                                        return self.text
                                     pieces += 1
                                     if pieces > 10:
                                         self.heard.set()
                 except httpx2.TransportError:
                     self.broken += 1
 
+    def _read(self, event: dict[str, Any]) -> bool:
+        """Takes the text of an event; whether it was the last of a response."""
+        assert not event.get("error") and event.get("type") != "error", event
+        for choice in event.get("choices", ()):
+            self.text += choice["delta"].get("content") or ""
+        if "type" not in event:
+            return False
+        assert event["sequence_number"] == self.events, "each event once"
+        self.events += 1
+        if event["type"] == "response.output_text.delta":
+            self.text += event["delta"]
+        if event["type"] not in ("response.completed", "response.incomplete"):
+            return False
+        assert event["response"]["output"][0]["content"][0]["text"] == self.text
+        return True
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-async def test_a_gateway_that_dies_or_stands_still_costs_no_answer(number):
+
+@pytest.mark.parametrize(
+    ("number", "path"), [(signal.SIGKILL, CHAT), (signal.SIGSTOP, CHAT), (signal.SIGKILL, RESPONSES)]
+)
+async def test_a_gateway_that_dies_or_stands_still_costs_no_answer(number, path):
     """Sampled, without a seed; a client that hears nothing for a while of a gateway that stands still leaves it."""
     async with up("--gateways", "2", "--draft", "none") as (process, _, url):
         others = [child for child in psutil.Process(process.pid).children() if "penstock.gateway" in child.cmdline()]
@@ -73,8 +98,8 @@ async def test_a_gateway_that_dies_or_stands_still_costs_no_answer(number):
         first = url.removeprefix("http://")
         urls = [url, *(f"http://{address}" for address in addresses if address != first)]
         names = [f"answer {count}" for count in range(3)]
-        expected = [await Client(urls[1:], name).ask() for name in names]
-        clients = [Client(urls, name) for name in names]
+        expected = [await Client(urls[1:], name, path).ask() for name in names]
+        clients = [Client(urls, name, path) for name in names]
         running = [asyncio.create_task(client.ask()) for client in clients]
         await asyncio.gather(*(client.heard.wait() for client in clients))
         assert not all(task.done() for task in running)

@@ -4,6 +4,8 @@ isort:skip_file
 The public gRPC surface. It says what the HTTP API says, and like it has no field that names a worker,
 a store or a cached block, but for PastRequest and EvictTenant. Session key: call metadata `x-session-affinity`.
 Credentials: `authorization`.
+The chunks of a call whose metadata has a key of the client's choice, `idempotency-key`, have an `event_id`. The same
+request with the same key, and the last one as `last-event-id`, gets what comes after it, at any gateway.
 """
 
 from collections import abc as _abc
@@ -1108,6 +1110,7 @@ class ChatCompletionChunk(_message.Message):
     REASONING_CONTENT_FIELD_NUMBER: _builtins.int
     SYSTEM_FINGERPRINT_FIELD_NUMBER: _builtins.int
     PROPOSERS_FIELD_NUMBER: _builtins.int
+    EVENT_ID_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     model: _builtins.str
     created: _builtins.int
@@ -1119,6 +1122,8 @@ class ChatCompletionChunk(_message.Message):
     reasoning_content: _builtins.str
     system_fingerprint: _builtins.str
     """names all that the tokens depend on, apart from the request"""
+    event_id: _builtins.str
+    """how much of the answer came until here; empty without an idempotency key, and with the usage"""
     @_builtins.property
     def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___FunctionCallDelta]: ...
     @_builtins.property
@@ -1146,10 +1151,11 @@ class ChatCompletionChunk(_message.Message):
         reasoning_content: _builtins.str = ...,
         system_fingerprint: _builtins.str = ...,
         proposers: _abc.Iterable[_builtins.str] | None = ...,
+        event_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_usage", b"_usage", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_usage", b"_usage", "choice", b"choice", "content", b"content", "created", b"created", "finish_reason", b"finish_reason", "id", b"id", "logprobs", b"logprobs", "model", b"model", "proposers", b"proposers", "reasoning_content", b"reasoning_content", "system_fingerprint", b"system_fingerprint", "tool_calls", b"tool_calls", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_usage", b"_usage", "choice", b"choice", "content", b"content", "created", b"created", "event_id", b"event_id", "finish_reason", b"finish_reason", "id", b"id", "logprobs", b"logprobs", "model", b"model", "proposers", b"proposers", "reasoning_content", b"reasoning_content", "system_fingerprint", b"system_fingerprint", "tool_calls", b"tool_calls", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__usage: _TypeAlias = _typing.Literal["usage"]  # noqa: Y015
     _WhichOneofArgType__usage: _TypeAlias = _typing.Literal["_usage", b"_usage"]  # noqa: Y015
@@ -1172,6 +1178,7 @@ class CompletionChunk(_message.Message):
     USAGE_FIELD_NUMBER: _builtins.int
     SYSTEM_FINGERPRINT_FIELD_NUMBER: _builtins.int
     PROPOSERS_FIELD_NUMBER: _builtins.int
+    EVENT_ID_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     model: _builtins.str
     created: _builtins.int
@@ -1181,6 +1188,8 @@ class CompletionChunk(_message.Message):
     finish_reason: _builtins.str
     """stop, length; once per choice"""
     system_fingerprint: _builtins.str
+    event_id: _builtins.str
+    """how much of the answer came until here; empty without an idempotency key, and with the usage"""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """every counted token, if asked for"""
@@ -1209,10 +1218,11 @@ class CompletionChunk(_message.Message):
         usage: Global___Usage | None = ...,
         system_fingerprint: _builtins.str = ...,
         proposers: _abc.Iterable[_builtins.str] | None = ...,
+        event_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_usage", b"_usage", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_usage", b"_usage", "choice", b"choice", "created", b"created", "finish_reason", b"finish_reason", "id", b"id", "logprobs", b"logprobs", "model", b"model", "proposers", b"proposers", "system_fingerprint", b"system_fingerprint", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_usage", b"_usage", "choice", b"choice", "created", b"created", "event_id", b"event_id", "finish_reason", b"finish_reason", "id", b"id", "logprobs", b"logprobs", "model", b"model", "proposers", b"proposers", "system_fingerprint", b"system_fingerprint", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__usage: _TypeAlias = _typing.Literal["usage"]  # noqa: Y015
     _WhichOneofArgType__usage: _TypeAlias = _typing.Literal["_usage", b"_usage"]  # noqa: Y015

@@ -4,6 +4,8 @@ isort:skip_file
 The public gRPC surface. It says what the HTTP API says, and like it has no field that names a worker,
 a store or a cached block, but for PastRequest and EvictTenant. Session key: call metadata `x-session-affinity`.
 Credentials: `authorization`.
+The chunks of a call whose metadata has a key of the client's choice, `idempotency-key`, have an `event_id`. The same
+request with the same key, and the last one as `last-event-id`, gets what comes after it, at any gateway.
 """
 
 from collections import abc as _abc

@@ -108,7 +108,7 @@ async def whole_then_more(reply: Reply, left: asyncio.Event) -> None:
 
 async def stream_then_more(reply: Reply, left: asyncio.Event) -> None:
     await reply.write(STYLE.written([{"n": 1}]))
-    await reply.end_events([], "")
+    await reply.end_events(b"", "")
     await left.wait()
     for _ in range(10):
         await asyncio.sleep(0)

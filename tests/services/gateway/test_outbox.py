@@ -38,6 +38,16 @@ async def test_what_comes_while_the_reader_is_busy_is_one_delta_for_each_choice(
     assert texts(await outbox.next()) == [(0, "02468" * 10), (1, "13579" * 10)]
 
 
+async def test_apart_nothing_is_merged() -> None:
+    outbox = Outbox(1, apart=True)
+    for text in "ab":
+        outbox.put(Delta(0, text))
+    assert texts(await outbox.next()) == [(0, "a"), (0, "b")]
+    reader = await waiting(outbox)
+    outbox.put(Delta(0, "c", finish="stop"))
+    assert texts(await reader) == [(0, "c")] and await outbox.next() == []
+
+
 async def test_the_end_is_heard_after_the_last_delta_and_once() -> None:
     ends: list[bool] = []
     outbox = Outbox(1, lambda: ends.append(True))

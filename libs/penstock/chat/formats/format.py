@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import secrets
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cached_property
@@ -44,8 +43,8 @@ class WrittenCalls:
 THINK = ReasoningMarkers("<think>", "</think>")
 
 
-def _hex_id(name: str, given: str) -> str:
-    return f"call_{secrets.token_hex(12)}"
+def _hex_id(name: str, given: str, drawn: bytes) -> str:
+    return f"call_{drawn.hex()}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +74,9 @@ class ToolFormat:
     markers: tuple[str, ...] = ()
     """Texts that belong to calls; those that are added tokens are shown to the parser though they are special."""
     reasoning: ReasoningMarkers = THINK
-    call_id: Callable[[str, str], str] = _hex_id
-    """A call's id for clients, from its function's name and what the model wrote in the place of an id."""
+    call_id: Callable[[str, str, bytes], str] = _hex_id
+    """A call's id for clients, from its function's name, what the model wrote in the place of an id, and 12 bytes that
+    no other call has."""
     recognised: Callable[[str], bool] = lambda template: False
     """Whether a chat template's text is one of this family's."""
 

@@ -25,6 +25,6 @@ KIMI = ToolFormat(
         begin=BEGIN, before=CALL + "functions.", number=True, behind=ARGUMENT, after=CALL_END, end=END
     ),
     markers=(BEGIN, END, CALL, ARGUMENT, CALL_END),
-    call_id=lambda name, given: f"functions.{name}:{given}",
+    call_id=lambda name, given, drawn: f"functions.{name}:{given}",
     recognised=lambda template: CALL in template,
 )

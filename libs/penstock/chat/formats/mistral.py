@@ -9,7 +9,6 @@ Both templates want call ids of nine letters and digits.
 
 from __future__ import annotations
 
-import secrets
 import string
 
 from penstock.chat.formats.format import ReasoningMarkers, ToolFormat, WrittenCalls
@@ -20,10 +19,11 @@ _LETTERS = string.ascii_letters + string.digits
 _ID_LENGTH = 9
 
 
-def _call_id(name: str, given: str) -> str:
+def _call_id(name: str, given: str, drawn: bytes) -> str:
     if len(given) == _ID_LENGTH and given.isascii() and given.isalnum():
         return given
-    return "".join(secrets.choice(_LETTERS) for _ in range(_ID_LENGTH))
+    number = int.from_bytes(drawn)
+    return "".join(_LETTERS[number // len(_LETTERS) ** at % len(_LETTERS)] for at in range(_ID_LENGTH))
 
 
 _CALL: Pattern = ("{", '"name"', ":", Slot.STRING, ",", '"arguments"', ":")

@@ -10,6 +10,7 @@ import msgspec
 
 from penstock.errors import PenstockError
 from penstock.gateway.completing.delta import Delta
+from penstock.gateway.completing.repeating import TOKENS
 from penstock.gateway.completing.usage import Usage
 from penstock.gateway.request.ask import Ask
 
@@ -46,8 +47,9 @@ class Style:
     """What a silent stream gets; clients skip it."""
     last: bytes = b""
     """The end of every stream."""
-    resumes: bool = True
-    """Whether a stream that has broken off can be gone on with: its events don't count each other."""
+    counts: str = TOKENS
+    """What ids of events count in a stream that can be gone on with: the tokens until then, or, under a name of the
+    API's own, the events."""
     id_header: str = "x-request-id"
     """The header in which clients look for the request's id, besides x-request-id."""
 

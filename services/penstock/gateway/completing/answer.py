@@ -6,7 +6,8 @@ of tokens, and then the choice ends with "length".
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import secrets
+from collections.abc import Callable, Collection
 
 from penstock.chat.detokenize import TokenBytes
 from penstock.chat.events import CallArguments, CallStart, Content, Event, Reasoning
@@ -15,6 +16,11 @@ from penstock.chat.model import ChatModel
 from penstock.chat.stops import StopAutomaton, StopMatcher
 from penstock.gateway.completing.delta import CallDelta, Delta, TokenLogprob
 from penstock.gateway.request.work import SampledToken
+
+
+def draw(_call: int) -> bytes:
+    """What tells a call's id from those of all others."""
+    return secrets.token_bytes(12)
 
 
 class Answer:
@@ -32,9 +38,11 @@ class Answer:
         show_stop: bool = False,
         keep_ids: bool = False,
         keep_proposers: bool = False,
+        draw: Callable[[int], bytes] = draw,
     ) -> None:
         """`ends` are tokens whose text is not shown when they end the choice. `show_stop`: the stop string is shown.
-        `keep_ids`: deltas hold token ids; `keep_proposers`: and whose drafts they were."""
+        `keep_ids`: deltas hold token ids; `keep_proposers`: and whose drafts they were. `draw` gives 12 bytes for the
+        id of a call, by its number."""
         self.choice = choice
         self.tokens = 0
         """Number of generated tokens that count."""
@@ -53,6 +61,7 @@ class Answer:
         self._show_stop = show_stop
         self._keep_ids = keep_ids
         self._keep_proposers = keep_proposers
+        self._draw = draw
         self._decoded = 0
         self._verbatim = False
         """Text is content as it is: nothing in it has a meaning of its own, and nothing that stands in it ends it."""
@@ -80,7 +89,7 @@ class Answer:
 
     def finish(self, reason: str) -> Delta:
         """Ends the choice for `reason` and returns its last delta."""
-        delta = Delta(self.choice, upto=self.tokens + 1)
+        delta = Delta(self.choice, upto=self.tokens + 2)
         if not self.ended:
             self._show(self._text.finish(), delta)
         if self._parser is not None and not self.ended:
@@ -108,7 +117,8 @@ class Answer:
                 return
             if isinstance(event, CallStart):
                 self._release(delta)
-                delta.add_call(CallDelta(event.index, self._call_id(event.name, event.given), event.name))
+                id = self._call_id(event.name, event.given, self._draw(event.index))
+                delta.add_call(CallDelta(event.index, id, event.name))
             elif isinstance(event, CallArguments):
                 delta.add_call(CallDelta(event.index, arguments=event.text))
             else:

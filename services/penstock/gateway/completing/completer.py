@@ -22,7 +22,7 @@ from penstock.gateway.accounts.auth import Auth
 from penstock.gateway.accounts.entry import of_request
 from penstock.gateway.accounts.ledger import UsageLedger
 from penstock.gateway.accounts.limiter import Limiter
-from penstock.gateway.completing.answer import Answer
+from penstock.gateway.completing.answer import Answer, draw
 from penstock.gateway.completing.calls import call_grammar, sampling_of
 from penstock.gateway.completing.chronicle import chronicle
 from penstock.gateway.completing.completion import Caller, Completion, Speaker
@@ -34,7 +34,7 @@ from penstock.gateway.completing.flow import Flow
 from penstock.gateway.completing.heard import Heard
 from penstock.gateway.completing.past import PastRequests
 from penstock.gateway.completing.prompts import Naming, Prepared, opening, prepare, weight
-from penstock.gateway.completing.repeating import request_parts, resume_point
+from penstock.gateway.completing.repeating import place_of, request_parts
 from penstock.gateway.completing.threads import Threads
 from penstock.gateway.completing.tokens import Tokens
 from penstock.gateway.completing.tracing import trace_request
@@ -164,7 +164,7 @@ class Completer:
         if caller.repeat is not None:
             ids = [prompt.ids for prompt in prompts]
             parts = request_parts(completion.seed, completion.fingerprint, ask, ids, grammars)
-            completion.resume = resume_point(caller.repeat, parts, len(completion.choices))
+            completion.place = place_of(caller.repeat, parts, len(completion.choices))
         try:
             async with (
                 asyncio.timeout(self._left(caller) + _LAST_WORDS_S),
@@ -246,7 +246,7 @@ class Completer:
             request = self._request(completion, number, prepared, naming, (completion.seed + copy) % 2**64)
             sampling = sampling_of(self._model, ask, prepared, grammars[number // ask.n])
             request = replace(request, sampling=sampling)
-            answer = self._answer(number, ask, prepared, stops)
+            answer = self._answer(number, completion, prepared, stops)
             heard = Heard(self._model.eos_ids | frozenset(ask.sampling.stop_token_ids))
             flow = self._flow(completion.caller, request, partial(completion.accept, answer, heard))
             completion.add(Speaker(prepared, flow, answer, heard))
@@ -279,8 +279,8 @@ class Completer:
             yields=caller.yields,
         )
 
-    def _answer(self, number: int, ask: Ask, prepared: Prepared, stops: StopAutomaton | None) -> Answer:
-        parser = None
+    def _answer(self, number: int, completion: Completion, prepared: Prepared, stops: StopAutomaton | None) -> Answer:
+        ask, repeat, parser = completion.ask, completion.caller.repeat, None
         if prepared.rendered is not None:
             offered = prepared.calling.names if prepared.calling else None
             parser = self._model.parser(thinking=prepared.thinking, offered=offered)
@@ -295,6 +295,7 @@ class Completer:
             show_stop=ask.show_stop,
             keep_ids=ask.return_token_ids,
             keep_proposers=ask.sampling.proposers,
+            draw=draw if repeat is None else partial(repeat.call, number),
         )
 
     def _flow(self, caller: Caller, request: ChoiceRequest, accept: Callable[[SampledToken], bool]) -> Flow:

@@ -17,7 +17,7 @@ from penstock.gateway.completing.flow import Flow
 from penstock.gateway.completing.heard import Heard
 from penstock.gateway.completing.outbox import Outbox
 from penstock.gateway.completing.prompts import Prepared
-from penstock.gateway.completing.repeating import RepeatKey, ResumePoint
+from penstock.gateway.completing.repeating import TOKENS, EventPlace, RepeatKey, TokenPlace
 from penstock.gateway.completing.timing import Marks, times
 from penstock.gateway.completing.usage import Usage
 from penstock.gateway.request.ask import Ask
@@ -93,10 +93,11 @@ class Completion:
         """Of this run of the request, for the mesh: another may run elsewhere."""
         self.created = int(time.time())
         self.seed = repeat.seed if repeat is not None and ask.sampling.seed is None else ask.sampling.first_seed()
-        self.resume: ResumePoint | None = None
+        self.place: TokenPlace | EventPlace | None = None
         """Where the client of a repeatable request has come to."""
         self.fingerprint = fingerprint
-        self.outbox = Outbox(prompts * ask.n, self.settle)
+        counted = ask.stream and repeat is not None and repeat.counts != TOKENS
+        self.outbox = Outbox(prompts * ask.n, self.settle, apart=counted)
         self._account: Callable[[Completion], None] | None = account
         self._block_size = block_size
         self._tokenize_s = tokenize_s
@@ -196,7 +197,7 @@ class Completion:
             choice.heard.finish(last)
             choice.finish = last.finish or ""
             self._answered(choice)
-            self.outbox.put(last if self.resume is None else self.resume.last(last))
+            self.outbox.put(last if self.place is None else self.place.last(last))
             await choice.flow.farewell(self.ask.outlook, waits_for_tool=last.finish == "tool_calls")
         except PenstockError as error:
             self.outbox.fail(error)
@@ -226,6 +227,6 @@ class Completion:
         self._metrics.generation_tokens.inc()
         delta = answer.feed(token)
         heard.add(token.id, delta)
-        if self.resume is None or not self.resume.holds_back(delta):
+        if self.place is None or not self.place.holds_back(delta):
             self.outbox.put(delta)
         return answer.ended

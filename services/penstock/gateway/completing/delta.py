@@ -66,7 +66,7 @@ class Delta(msgspec.Struct, gc=False):
     stop: str = ""
     """The stop string that ended the choice, if one did; in its last delta."""
     upto: int = 0
-    """Counted tokens of the choice so far; one more with its end."""
+    """Counted tokens of the choice so far; one more with the text that comes at its end, two more with its end."""
     _order: Entries[Segment] = ()
     """See `segments`; empty while there is nothing but content."""
 

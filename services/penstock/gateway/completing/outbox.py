@@ -17,14 +17,16 @@ class Outbox:
     """Hands deltas over.
 
     Each that comes while the reader waits stays one of its own, also when many come at once. While the reader is busy,
-    because its client reads more slowly than the model generates, those of a choice are merged into one.
+    because its client reads more slowly than the model generates, those of a choice are merged into one. With `apart`
+    they are not: then what is handed over depends on the answer alone.
     """
 
-    def __init__(self, choices: int, ended: Callable[[], None] = _nobody) -> None:
+    def __init__(self, choices: int, ended: Callable[[], None] = _nobody, *, apart: bool = False) -> None:
         """`ended` is called when the reader hears that every choice has ended: before it can tell its client."""
         self._ended: Callable[[], None] = ended
+        self._apart = apart
         self._ready: list[Delta] = []
-        """What came since the reader began to wait."""
+        """What came since the reader began to wait, or since it took the last ones."""
         self._merged: dict[int, Delta] = {}
         """What came while it was busy, by choice; empty when it waits."""
         self._open = choices
@@ -44,10 +46,9 @@ class Outbox:
         """Adds a delta to those that the reader has not taken; an empty one is ignored."""
         if not delta:
             return
-        if self._reader is not None:
+        if self._reader is not None or self._apart:
             self._ready.append(delta)
-            if not self._reader.done():
-                self._reader.set_result(None)
+            self._wake(self._reader)
         elif (earlier := self._merged.get(delta.choice)) is not None:
             earlier.merge(delta)
         else:

@@ -2,9 +2,13 @@
 
 A gateway that dies takes the connections of its clients with it, and what it knew of their requests. Nothing of that is
 needed: the same request gives the same tokens. So a client names its request with a key of its own choice. The key
-stands for the seed and the id of the answer, at each gateway with the same server key; the events of the stream have
-ids that say how many tokens they are from; and who asks again with the last id gets what comes after it. What was
-computed before is found in the cache as by any next turn, and the tokens that the client has are generated once more.
+stands for the seed and the ids of the answer, at each gateway with the same server key; what comes in the stream has
+ids that say how much of the answer came until then; and who asks again with the last id gets what comes after it. What
+was computed before is found in the cache as by any next turn, and the tokens that the client has are generated once
+more.
+
+Pieces that stand alone are named by the tokens of each choice until then. Events that build on each other, several of
+which may come of one token, are counted themselves.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import re
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import msgspec
 
@@ -22,8 +27,10 @@ from penstock.gateway.completing.delta import Delta
 from penstock.gateway.request.ask import Ask
 
 LAST_EVENT = "last-event-id"
+TOKENS = "tokens"
+"""What ids count, unless an API has events that build on each other."""
 _DATA = b"\ndata: "
-_EVENT = re.compile(r"(?P<tag>[0-9a-f]{12})-(?P<tokens>\d{1,9}(\.\d{1,9})*)", re.ASCII)
+_EVENT = re.compile(r"(?P<tag>[0-9a-f]{12})-(?P<counts>\d{1,9}(\.\d{1,9})*)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +41,8 @@ class RepeatKey:
     """Of the tenant and its key; 32 bytes."""
     last_event: str = ""
     """The id of the last event that the client has; empty: it has none."""
+    counts: str = TOKENS
+    """What ids of the stream count: TOKENS, or the name of the events of an API."""
 
     @property
     def id(self) -> str:
@@ -45,11 +54,14 @@ class RepeatKey:
         """For a request that names none; 53 bits, as all that clients are told."""
         return int.from_bytes(self.secret[12:20]) >> 11
 
+    def call(self, choice: int, number: int) -> bytes:
+        """12 bytes for the id of a call, which is told more than once."""
+        return hashlib.sha256(b"call" + choice.to_bytes(8) + number.to_bytes(8) + self.secret).digest()[:12]
+
 
 @dataclass(slots=True)
-class ResumePoint:
-    """How far the client of a repeatable request has come, in tokens of each choice; one more than its tokens: it has
-    the end."""
+class TokenPlace:
+    """How far the client of a repeatable request has come, in tokens of each choice; see `Delta.upto`."""
 
     tag: str
     """Of the request and of the model that answers it: another one would go on with other tokens."""
@@ -61,13 +73,17 @@ class ResumePoint:
     """What it had already, by choice, until the first delta that it has not."""
 
     @property
-    def resumes(self) -> bool:
-        """Whether the client has a part of the answer."""
-        return any(self.had)
+    def id(self) -> str:
+        """Of the event that came last."""
+        return f"{self.tag}-{'.'.join(map(str, self.upto))}"
+
+    def has(self, delta: Delta) -> bool:
+        """Whether the client has all of the delta."""
+        return 0 < delta.upto <= self.had[delta.choice]
 
     def holds_back(self, delta: Delta) -> bool:
         """Whether the client has the delta, which is kept then."""
-        if delta.upto > self.had[delta.choice]:
+        if not self.has(delta):
             return False
         if (earlier := self.missed.get(delta.choice)) is None:
             self.missed[delta.choice] = delta
@@ -76,36 +92,75 @@ class ResumePoint:
         return True
 
     def last(self, delta: Delta) -> Delta:
-        """The end of a choice, which is told again to a client that has it, without the text before it."""
-        if delta.upto > self.had[delta.choice]:
+        """The end of a choice, without the text before it if the client has that. Raises Refused when the client says
+        that it has more."""
+        had, text = self.had[delta.choice], msgspec.structs.replace(delta, finish=None, stop="", upto=delta.upto - 1)
+        if had > delta.upto:
+            what = f"choice {delta.choice} of this answer ends with {delta.upto}"
+            raise not_of_this(f"{self.tag}-{'.'.join(map(str, self.had))}", what)
+        if not self.holds_back(text):
             return delta
-        self.holds_back(msgspec.structs.replace(delta, finish=None, stop=""))
         return Delta(delta.choice, finish=delta.finish, stop=delta.stop, upto=delta.upto)
 
-    def event(self, deltas: Iterable[Delta]) -> str:
-        """The id of the event that brings the last of these deltas."""
-        for delta in deltas:
-            self.upto[delta.choice] = max(self.upto[delta.choice], delta.upto)
-        return f"{self.tag}-{'.'.join(map(str, self.upto))}"
+    def passed(self, delta: Delta, upto: int) -> str:
+        """The id of the event that brings a delta as far as `upto`."""
+        self.upto[delta.choice] = max(self.upto[delta.choice], upto)
+        return self.id
 
 
-def resume_point(key: RepeatKey, parts: Iterable[bytes], choices: int) -> ResumePoint:
-    """Where the answer to a request begins. `parts` are all that it and the model are made of. Raises InvalidRequest,
+@dataclass(slots=True)
+class EventPlace:
+    """How far the client of a repeatable request has come, in events. All are made again, as those that follow build on
+    them: of the same deltas, so that they are the same."""
+
+    tag: str
+    """As that of `TokenPlace`."""
+    had: int
+    """How many the client had when it asked."""
+    made: int = 0
+
+    def holds_back(self, _delta: Delta) -> bool:
+        """No delta is: only events are left out."""
+        return False
+
+    def last(self, delta: Delta) -> Delta:
+        """The end, as it is."""
+        return delta
+
+    def passed(self) -> str:
+        """The id of the next event; empty when the client has it."""
+        self.made += 1
+        return f"{self.tag}-{self.made}" if self.made > self.had else ""
+
+    def end(self) -> None:
+        """There are no more events. Raises Refused when the client says that it has more."""
+        if self.had > self.made:
+            raise not_of_this(f"{self.tag}-{self.had}", f"this answer has {self.made} events")
+
+
+def not_of_this(last_event: str, why: str) -> Refused:
+    """The error for the id of an event that the stream does not have."""
+    what = f"{LAST_EVENT} = {last_event!r}: {why}; send the id of an event of this request's stream, or none"
+    return Refused(what, field=LAST_EVENT, code="not_resumable")
+
+
+def place_of(key: RepeatKey, parts: Iterable[bytes], choices: int) -> TokenPlace | EventPlace:
+    """Where the answer to a request goes on. `parts` are all that it and the model are made of. Raises InvalidRequest,
     and Refused for the id of an event of another request, or of another model's answer."""
-    digest = hashlib.sha256(key.secret)
-    for part in parts:
+    by_tokens, digest = key.counts == TOKENS, hashlib.sha256(key.secret)
+    for part in parts if by_tokens else chain((key.counts.encode(),), parts):
         digest.update(len(part).to_bytes(8) + part)
-    tag, had = digest.hexdigest()[:12], [0] * choices
+    tag, places = digest.hexdigest()[:12], choices if by_tokens else 1
+    had = [0] * places
     if key.last_event:
         match = _EVENT.fullmatch(key.last_event)
         if match is None:
             right = "must be the id of an event of this request's stream"
             raise InvalidRequest(f"{LAST_EVENT} = {key.last_event[:40]!r}: {right}", field=LAST_EVENT)
-        had = [int(tokens) for tokens in match["tokens"].split(".")]
-        if match["tag"] != tag or len(had) != choices:
-            why = "the request is not the one whose stream this event is from, or the model has changed since"
-            raise Refused(f"{LAST_EVENT}: {why}", field=LAST_EVENT, code="not_resumable")
-    return ResumePoint(tag, had, list(had))
+        had = [int(count) for count in match["counts"].split(".")]
+        if match["tag"] != tag or len(had) != places:
+            raise not_of_this(key.last_event[:40], "it is of another request, or the model has changed since")
+    return TokenPlace(tag, had, [*had]) if by_tokens else EventPlace(tag, had[0])
 
 
 def identified(events: bytes, id: str) -> bytes:
@@ -117,7 +172,7 @@ def identified(events: bytes, id: str) -> bytes:
 def request_parts(
     seed: int, fingerprint: str, ask: Ask, prompts: Iterable[Sequence[int]], grammars: Iterable[str]
 ) -> Iterator[bytes]:
-    """All that makes the tokens of an answer, and its text: for `resume_point`."""
+    """All that makes the tokens of an answer, and its text: for `place_of`."""
     of = ask.sampling
     yield fingerprint.encode()
     numbers = (seed, ask.n, of.max_tokens, of.min_tokens, of.temperature, of.top_p, of.top_k, of.min_p, of.ignore_eos)

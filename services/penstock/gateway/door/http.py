@@ -23,7 +23,7 @@ from penstock.gateway.accounts.pot import TenantPot
 from penstock.gateway.api.inquiry import Api, Inquiry, Shape
 from penstock.gateway.completing.completion import Caller, Completion
 from penstock.gateway.completing.explaining import explanation, wants_plan
-from penstock.gateway.completing.repeating import LAST_EVENT, identified
+from penstock.gateway.completing.repeating import LAST_EVENT
 from penstock.gateway.completing.timing import BEFORE_FIRST, PARTS, server_timing
 from penstock.gateway.door.accounting import Accounting
 from penstock.gateway.door.answering import generating, inquiry_of, whole_of
@@ -41,6 +41,7 @@ from penstock.gateway.door.refusals import Arrival
 from penstock.gateway.door.repeats import repeat_key
 from penstock.gateway.door.reply import Reply
 from penstock.gateway.door.stored import ResponsePages
+from penstock.gateway.door.telling import telling
 from penstock.gateway.door.uploads import Uploads
 from penstock.rpc.context import read_trace
 from penstock.runtime.context import request_scope
@@ -129,9 +130,9 @@ class Generate:
                     began=began,
                     body_s=body_s,
                     patience_s=patience_s(headers),
-                    repeat=repeat_key(headers, self._reception.auth, tenant),
+                    repeat=repeat_key(headers, self._reception.auth, tenant, self._api.style.counts),
                 )
-                self._check_resumes(inquiry, caller)
+                _check_resumes(inquiry, caller)
                 await _until_gone(receive, reply, self._answer(inquiry, caller, arrival, reply))
         except ClientGone:
             pass
@@ -153,14 +154,6 @@ class Generate:
         reply.ignored(ignored or ())
         return inquiry
 
-    def _check_resumes(self, inquiry: Inquiry, caller: Caller) -> None:
-        """Raises InvalidRequest for what has no stream to go on with."""
-        if caller.repeat is None or not caller.repeat.last_event:
-            return
-        if not inquiry.ask.stream or not self._api.style.resumes:
-            right = "only streams of chat completions, completions and messages can be gone on with"
-            raise InvalidRequest(f"{LAST_EVENT}: {right}", field=LAST_EVENT)
-
     async def _answer(self, inquiry: Inquiry, caller: Caller, arrival: Arrival, reply: Reply) -> None:
         async with self._reception.models.open(inquiry.ask, caller) as completion:
             arrival.begun = True
@@ -179,9 +172,9 @@ class Generate:
         await reply.json(whole)
 
     async def _stream(self, inquiry: Inquiry, completion: Completion, shape: Shape, reply: Reply) -> None:
-        outbox, style, resume = completion.outbox, self._api.style, completion.resume
+        outbox, told = completion.outbox, telling(shape, self._api.style, completion.place)
         begun, explains = False, reply.explains
-        reply.identifies = resume is not None and style.resumes
+        reply.identifies = completion.place is not None
         try:
             with heartbeat(self._reception.config.ping_s, outbox.nudge) as silence:
                 while (deltas := await outbox.next()) or not outbox.ended:
@@ -191,28 +184,31 @@ class Generate:
                         explains = False
                     if not begun:
                         begun, usage = True, completion.usage()
-                        beginning = style.written(shape.begin(usage))
-                        events += [] if resume is not None and resume.resumes else [beginning]
+                        events.append(told.begin(usage))
                         if deltas:
                             reply.timed(server_timing(usage.times, (*BEFORE_FIRST, "first_token"), usage.cached))
-                    for delta in deltas:
-                        if resume is not None and (missed := resume.missed.pop(delta.choice, None)) is not None:
-                            shape.events(missed)  # the client has these
-                        events.append(shape.text(delta) or style.written(shape.events(delta)))
+                    events += map(told.more, deltas)
                     if data := b"".join(events):
-                        if resume is not None and deltas and reply.identifies:
-                            data = identified(data, resume.event(deltas))
                         await reply.write(data)
                     if not deltas:
                         await reply.ping()
-                    silence.heard()
+                    if data or not deltas:
+                        silence.heard()
             usage = completion.usage()
-            last = shape.end(usage)
+            last = told.end(usage)
             await inquiry.settle()
         except PenstockError as error:
             await reply.error(error, shape.fail(error, completion.usage()))
             raise
         await reply.end_events(last, server_timing(usage.times, (*PARTS, "total"), usage.cached))
+
+
+def _check_resumes(inquiry: Inquiry, caller: Caller) -> None:
+    """Raises InvalidRequest for what has no stream to go on with."""
+    last = "" if caller.repeat is None else caller.repeat.last_event
+    if last and not inquiry.ask.stream:
+        right = "only a stream can be gone on with; send it with stream: true"
+        raise InvalidRequest(f"{LAST_EVENT} = {last[:40]!r}: {right}", field=LAST_EVENT)
 
 
 async def _until_gone(receive: Receive, reply: Reply, work: Coroutine[Any, Any, None]) -> None:

@@ -88,10 +88,11 @@ class Reply:
         ping = self._style.ping
         await self.write(ping[:-1] if self.identifies and ping.startswith(b":") else ping)
 
-    async def end_events(self, values: Sequence[Json], timing: str) -> None:
+    async def end_events(self, events: bytes, timing: str) -> None:
         """Sends the last events and ends the response. Where its time went is a comment, which clients skip."""
-        comment = self._comment(b"server-timing " + timing.encode())
-        await self._write(comment + self._style.written(values) + self._style.last, more=False)
+        last = events + self._style.last
+        comment = self._comment(b"server-timing " + timing.encode()) if last else b""
+        await self._write(comment + last, more=False)
         self.ended = True
 
     async def error(self, error: PenstockError, failed: Sequence[Json] = ()) -> None:

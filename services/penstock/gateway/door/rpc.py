@@ -15,6 +15,7 @@ from penstock.gateway.accounts.auth import session_digest
 from penstock.gateway.completing import completion as running
 from penstock.gateway.door.operating import evict_tenant, past_request
 from penstock.gateway.door.reception import Reception
+from penstock.gateway.door.repeats import repeat_key
 from penstock.gateway.door.rpc_answers import chat_chunks, text_chunks
 from penstock.gateway.door.rpc_asks import Asked, outlook_of, read_chat, read_completion
 from penstock.gateway.door.rpc_entrance import current_arrival, texts
@@ -67,6 +68,7 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
             began=arrival.began,
             body_s=time.perf_counter() - arrival.began,
             patience_s=math.inf if left is None else left,
+            repeat=repeat_key(headers, self._reception.auth, arrival.tenant),
         )
         async with self._reception.models.open(ask, caller) as completion:
             arrival.begun = True

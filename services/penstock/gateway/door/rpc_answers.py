@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 from penstock.gateway.completing.completion import Completion
 from penstock.gateway.completing.delta import Delta, TokenLogprob
 from penstock.gateway.completing.prompts import SessionUse
+from penstock.gateway.completing.repeating import TokenPlace
 from penstock.gateway.completing.usage import Usage
 from penstock.runtime.drafts import DraftAccount, by_proposer
 from penstock.v1 import gateway_pb2
@@ -17,8 +18,8 @@ async def chat_chunks(completion: Completion) -> AsyncIterator[gateway_pb2.ChatC
     """The messages of a chat completion; the last one holds the usage."""
     head = _head(completion, "chatcmpl")
     while deltas := await completion.outbox.next():
-        for delta in deltas:
-            yield _chat_chunk(head, delta)
+        for delta, event_id in _told(completion, deltas):
+            yield _chat_chunk(head, delta, event_id)
     yield gateway_pb2.ChatCompletionChunk(**head, usage=_usage(completion.usage()))
 
 
@@ -26,7 +27,7 @@ async def text_chunks(completion: Completion) -> AsyncIterator[gateway_pb2.Compl
     """The messages of a legacy completion; the last one holds the usage."""
     head = _head(completion, "cmpl")
     while deltas := await completion.outbox.next():
-        for delta in deltas:
+        for delta, event_id in _told(completion, deltas):
             yield gateway_pb2.CompletionChunk(
                 **head,
                 choice=delta.choice,
@@ -35,8 +36,19 @@ async def text_chunks(completion: Completion) -> AsyncIterator[gateway_pb2.Compl
                 logprobs=[_logprob(entry) for entry in delta.logprobs],
                 proposers=delta.proposers,
                 finish_reason=delta.finish or "",
+                event_id=event_id,
             )
     yield gateway_pb2.CompletionChunk(**head, usage=_usage(completion.usage()))
+
+
+def _told(completion: Completion, deltas: Sequence[Delta]) -> Iterator[tuple[Delta, str]]:
+    """The deltas that the client does not have, and their ids in a call that it can go on with."""
+    place = completion.place
+    for delta in deltas:
+        if not isinstance(place, TokenPlace):
+            yield delta, ""
+        elif not place.has(delta):
+            yield delta, place.passed(delta, delta.upto)
 
 
 def _head(completion: Completion, prefix: str) -> dict[str, Any]:
@@ -48,7 +60,7 @@ def _head(completion: Completion, prefix: str) -> dict[str, Any]:
     }
 
 
-def _chat_chunk(head: dict[str, Any], delta: Delta) -> gateway_pb2.ChatCompletionChunk:
+def _chat_chunk(head: dict[str, Any], delta: Delta, event_id: str) -> gateway_pb2.ChatCompletionChunk:
     calls = [
         gateway_pb2.FunctionCallDelta(index=call.index, id=call.id, name=call.name, arguments=call.arguments)
         for call in delta.calls
@@ -62,6 +74,7 @@ def _chat_chunk(head: dict[str, Any], delta: Delta) -> gateway_pb2.ChatCompletio
         logprobs=[_logprob(entry) for entry in delta.logprobs],
         proposers=delta.proposers,
         finish_reason=delta.finish or "",
+        event_id=event_id,
     )
 
 

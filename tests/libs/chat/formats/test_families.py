@@ -123,17 +123,22 @@ def test_llama_calls_only_where_an_answer_begins(name, text):
     assert parse(FORMATS[name], text) == Parsed(text)
 
 
+DRAWN = bytes(range(1, 13))
+"""What tells a call's id from those of others."""
+
+
 def test_ids_that_templates_want():
     mistral = FORMATS["mistral"]
     assert parse(mistral, WRITTEN["mistral"]).given == ["", "a1B2c3D4e"]
-    assert mistral.call_id("f", "a1B2c3D4e") == "a1B2c3D4e"
-    assert re.fullmatch("[a-zA-Z0-9]{9}", mistral.call_id("f", ""))
+    assert mistral.call_id("f", "a1B2c3D4e", DRAWN) == "a1B2c3D4e"
+    assert re.fullmatch("[a-zA-Z0-9]{9}", mistral.call_id("f", "", DRAWN))
+    assert mistral.call_id("f", "", DRAWN) != mistral.call_id("f", "", bytes(12))
     kimi = FORMATS["kimi"]
-    assert [kimi.call_id("f", given) for given in parse(kimi, WRITTEN["kimi"]).given] == [
+    assert [kimi.call_id("f", given, DRAWN) for given in parse(kimi, WRITTEN["kimi"]).given] == [
         "functions.f:0",
         "functions.f:1",
     ]
-    assert FORMATS["hermes"].call_id("f", "").startswith("call_")
+    assert FORMATS["hermes"].call_id("f", "", DRAWN) == f"call_{DRAWN.hex()}"
 
 
 JSON = st.recursive(

@@ -25,7 +25,7 @@ def shown(name: str, *calls: tuple[str, str]) -> str:
     family = FORMATS[name]
     made = [
         {
-            "id": family.call_id(function, str(number)),
+            "id": family.call_id(function, str(number), bytes(12)),
             "type": "function",
             "function": {"name": function, "arguments": generated_arguments(arguments)},
         }

@@ -34,7 +34,13 @@ def message_error(error: PenstockError, request_id: str) -> Json:
     return {"type": "error", "error": {"type": kind, "message": error.message}, "request_id": request_id}
 
 
-STYLE = Style(error=message_error, named=True, ping=b'event: ping\ndata: {"type": "ping"}\n\n', id_header="request-id")
+STYLE = Style(
+    error=message_error,
+    named=True,
+    ping=b'event: ping\ndata: {"type": "ping"}\n\n',
+    counts="message events",
+    id_header="request-id",
+)
 
 
 def model_json(name: str, created: int) -> Json:

@@ -21,7 +21,7 @@ from penstock.gateway.completing.delta import Delta, Segment
 from penstock.gateway.completing.usage import Usage
 from penstock.gateway.request.ask import Ask
 
-STYLE = Style(error=error_json, named=True, resumes=False)
+STYLE = Style(error=error_json, named=True, counts="response events")
 _PREFIXES = {"content": "msg", "reasoning": "rs", "call": "fc"}
 
 
