@@ -84,6 +84,7 @@ async def serve(
     examine: Examine = nothing_more,
     live_names: Sequence[str] = (),
     first_s: float | None = None,
+    stall_s: float | None = None,
     reflects: bool = True,
 ) -> AsyncIterator[RpcServer]:
     """Serves on `address` ("127.0.0.1:0" picks a port) until the block ends, then drains.
@@ -98,7 +99,8 @@ async def serve(
     `entrance` surrounds each call of the servicers, and is entered before a long request of it is parsed. `examine`
     finds out, beside what every server does, whether the place where it runs is fit. `live_names` are further names for
     LIVE. `first_s`, for a server that strangers reach: seconds until the first message of a call has to be there, and
-    health and reflection have a few callers at a time. `reflects`: callers may ask what there is to call.
+    health and reflection have a few callers at a time. `stall_s`, likewise: seconds in which a client has to take a
+    reply of a stream. `reflects`: callers may ask what there is to call.
     Raises ConfigError when it cannot listen on `address`.
     """
     in_flight = InFlight()
@@ -107,7 +109,7 @@ async def serve(
     if member is not None:
         credentials, entrance = member.server(), by_role
     server = grpc.aio.server(
-        interceptors=[ServerInterceptor(in_flight, entrance, first_s=first_s)],
+        interceptors=[ServerInterceptor(in_flight, entrance, first_s=first_s, stall_s=stall_s)],
         # Without a bound one connection can open so many streams, and reset them, that the process does nothing else.
         options=(
             *_OPTIONS,

@@ -56,6 +56,9 @@ _LAST_GRACE_S = 0.5
 """For what is left of a call when the drain is over."""
 _FIRST_S = 10.0
 """Seconds that a gRPC call of a client has to send its request."""
+STALL_S = 60.0
+"""Seconds in which such a client has to take a message of its answer, when what waits is more than fits in buffers; as
+over HTTP (`door.protocol`)."""
 _MOST_STREAMS = 64
 """gRPC calls that one connection of a client may have open; more wait at the client."""
 
@@ -167,6 +170,7 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
                 max_calls=config.max_live_requests + 64,
                 max_streams=_MOST_STREAMS,
                 first_s=_FIRST_S,
+                stall_s=STALL_S,
                 reflects=config.reflection,
                 grace=_LAST_GRACE_S,
                 credentials=tls.for_grpc() if tls else None,
