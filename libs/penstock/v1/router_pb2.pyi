@@ -1536,7 +1536,7 @@ class PlanResponse(_message.Message):
     HELD_FIELD_NUMBER: _builtins.int
     KEYS_WANTED_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
-    """1 for the first plan of the stream, then 2, ..."""
+    """any number for the first plan of the stream, then one more each"""
     plan: _builtins.str
     """names it among the plans of all routers"""
     keys_wanted: _builtins.bool
