@@ -42,7 +42,7 @@ from penstock.gateway.mesh.view import RouterView, open_view
 from penstock.gateway.mesh.workers import open_worker_channels
 from penstock.grammar.compiling import open_compiler
 from penstock.rpc.channels import open_channels
-from penstock.rpc.checkup import own_version
+from penstock.rpc.checkup import WIRE, own_version
 from penstock.rpc.identity import MemberIdentity
 from penstock.rpc.server import RpcServer, serve
 from penstock.runtime.addresses import HostPort
@@ -198,7 +198,7 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
 def _introduction(config: GatewayConfig, rpc: RpcServer, http: HostPort, *, tls: bool) -> router_pb2.MeshWatcher:
     """Says where this gateway is."""
     grpc_address = config.grpc_address.at(rpc.port)
-    return router_pb2.MeshWatcher(address=grpc_address, http_address=http, tls=tls, version=own_version())
+    return router_pb2.MeshWatcher(address=grpc_address, http_address=http, tls=tls, version=own_version(), wire=WIRE)
 
 
 async def _examined(config: GatewayConfig) -> Sequence[Finding]:

@@ -12,6 +12,7 @@ import pytest
 from tests.services.router.helpers import BLOCK, Harness, ask, eventually, hello, keys, spec
 
 from penstock.kv.identity import MAX_KEYS
+from penstock.rpc.checkup import WIRE, own_version
 from penstock.rpc.errors import from_rpc
 from penstock.v1 import router_pb2
 
@@ -151,6 +152,25 @@ async def test_another_spec_is_refused_with_the_difference(mesh: Harness) -> Non
     assert error.code() is grpc.StatusCode.FAILED_PRECONDITION
     assert "block_size is 32 here and 16 there" in (error.details() or "")
     await mesh.join("c", model_name="another", spec=spec(block_size=32))
+
+
+@pytest.mark.parametrize("role", ["both", "kvstore", "gateway"])
+async def test_another_wire_is_refused_with_both_versions(mesh: Harness, role: str) -> None:
+    """Also by a gateway: nothing of what follows would be understood. Who says none has the first."""
+    told = {"version": "9.9", "wire": WIRE + 1}
+    if role == "gateway":
+        watcher = router_pb2.MeshWatcher(address="127.0.0.1:2", http_address="127.0.0.1:3", **told)
+        call = mesh.stub.Watch(router_pb2.WatchRequest(watcher=watcher))
+    else:
+        call = mesh.stub.Join()
+        await call.write(router_pb2.JoinRequest(hello=hello("a", role, **told)))
+    error = await refusal(call)
+    assert error.code() is grpc.StatusCode.FAILED_PRECONDITION
+    said = error.details() or ""
+    assert f"version 9.9 has wire {WIRE + 1}" in said and f"{own_version()} has wire {WIRE}" in said
+    assert not mesh.router.planner.registry.get("a")
+    await mesh.join("b", wire=1)
+    await mesh.join("c")
 
 
 @pytest.mark.parametrize(
