@@ -45,8 +45,9 @@ _OPTIONS: tuple[tuple[str, int | str], ...] = (
 
 IDLE_S = 300.0
 """A channel that was lent stays for so long after its last use, for the next one."""
-MOST_IDLE = 256
-"""Channels that were lent and that nobody uses."""
+MOST_IDLE = 1024
+"""Channels that were lent and that nobody uses: more than most meshes have workers, as each costs a connection when it
+is used again."""
 
 _Peer = tuple[str, MemberRole]
 
