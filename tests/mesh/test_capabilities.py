@@ -104,6 +104,19 @@ async def test_what_was_planned_is_done(mesh):
     assert len(rest) == 3
 
 
+async def test_a_plan_is_done_once(mesh):
+    """Who has seen a request go by can't have it computed again; another plan for it is another capability."""
+    name = uuid.uuid4().hex
+    async with planned(mesh, name) as plan:
+        asked = prefill_pb2.PrefillRequest(request=request_of(name), capability=capability_of(plan, plan.prefill))
+        await prefill(mesh, asked)
+        assert "it was here before" in await refused(prefill(mesh, asked))
+    async with planned(mesh, name) as plan:
+        assert "it was here before" in await refused(prefill(mesh, asked))
+        asked.capability.CopyFrom(capability_of(plan, plan.prefill))
+        await prefill(mesh, asked)
+
+
 async def test_what_nobody_planned_is_refused(mesh):
     said = await refused(generate(mesh, decode_pb2.GenerateRequest(request=request_of("unplanned"))))
     assert "no router of this worker has planned this" in said

@@ -2,8 +2,10 @@
 
 A worker gives each router that it joins a key of its own. For each plan the router authenticates, under the key of each
 worker of the plan, what the plan is about (HMAC, RFC 2104). A worker does what it has such a capability for, and no
-more: for this request, this tenant, with these stores and this other worker. Whoever has broken into a worker has keys
-that are worth nothing at others, and a key that a worker has replaced proves nothing soon after.
+more: for this request, this tenant, with these stores and this other worker. It does so once: each plan has another
+epoch, also those of one request, and a worker remembers what it was shown for as long as it would believe it. Whoever
+has broken into a worker has keys that are worth nothing at others, and a key that a worker has replaced proves nothing
+soon after.
 """
 
 from __future__ import annotations
@@ -65,13 +67,26 @@ def plan_terms(request: common_pb2.Request, capability: common_pb2.Capability) -
     )
 
 
+class _GivenKey:
+    """What a worker knows of a key that it has given a router."""
+
+    def __init__(self) -> None:
+        self.replaced_at: float | None = None
+        """None: it was not."""
+        self.shown: set[bytes] = set()
+        """The proofs under it that have been used."""
+
+    def counts(self, now: float) -> bool:
+        """Whether it still proves anything."""
+        return self.replaced_at is None or now - self.replaced_at < RENEW_S
+
+
 class PlanKeys:
     """The keys that one worker has given its routers."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._live: dict[bytes, float | None] = {}
-        """Each with the time at which it was replaced; None: it was not."""
+        self._live: dict[bytes, _GivenKey] = {}
 
     @contextmanager
     def of_stream(self) -> Iterator[Callable[[], bytes]]:
@@ -82,7 +97,7 @@ class PlanKeys:
             nonlocal last
             self._replaced(last)
             last = os.urandom(PLAN_KEY_BYTES)
-            self._live[last] = None
+            self._live[last] = _GivenKey()
             return last
 
         try:
@@ -93,14 +108,15 @@ class PlanKeys:
     def _replaced(self, key: bytes) -> None:
         now = self._clock()
         if key:
-            self._live[key] = now
-        self._live = {key: since for key, since in self._live.items() if since is None or now - since < RENEW_S}
+            self._live[key].replaced_at = now
+        self._live = {key: given for key, given in self._live.items() if given.counts(now)}
 
     def prove(self, terms: PlanTerms, mac: bytes) -> bool:
-        """Whether a router of this worker has made a plan with these terms, lately."""
+        """Whether a router of this worker has made a plan with these terms, lately. True once for each."""
         now = self._clock()
-        return any(
-            hmac.compare_digest(terms.mac(key), mac)
-            for key, since in self._live.items()
-            if since is None or now - since < RENEW_S
-        )
+        for key, given in self._live.items():
+            if given.counts(now) and hmac.compare_digest(terms.mac(key), mac):
+                fresh = mac not in given.shown
+                given.shown.add(mac)
+                return fresh
+        return False

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import grpc
@@ -41,21 +43,69 @@ _OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.use_local_subchannel_pool", 1),
 )
 
+IDLE_S = 300.0
+"""A channel that was lent stays for so long after its last use, for the next one."""
+MOST_IDLE = 1024
+"""Channels that were lent and that nobody uses: more than most meshes have workers, as each costs a connection when it
+is used again."""
+
+_Peer = tuple[str, MemberRole]
+
 
 class Channels:
     """Owns every outgoing channel of a process; made by `open_channels`."""
 
-    def __init__(self, member: MemberIdentity | None = None) -> None:
+    def __init__(self, member: MemberIdentity | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.member = member
         """Who this process is to others; None where nobody asks."""
-        self._open: dict[tuple[str, MemberRole], grpc.aio.Channel] = {}
+        self._clock = clock
+        self._open: dict[_Peer, grpc.aio.Channel] = {}
+        self._kept: set[_Peer] = set()
+        """Those that somebody has for good."""
+        self._users: Counter[_Peer] = Counter()
+        """Of those that are lent."""
+        self._idle: dict[_Peer, float] = {}
+        """Those that were lent and have no user, and since when: the one that is so for longest first."""
+
+    def __len__(self) -> int:
+        return len(self._open)
 
     def to(self, address: str, role: MemberRole) -> grpc.aio.Channel:
         """The channel to `address` ("host:port", "unix:/path"); made on first use, closed with this object. As a member
         of a mesh with certificates, what listens at a host has to show one of `role`."""
-        channel = self._open.get((address, role))
+        peer = address, role
+        self._kept.add(peer)
+        self._idle.pop(peer, None)
+        return self._to(peer)
+
+    @asynccontextmanager
+    async def lent(self, address: str, role: MemberRole) -> AsyncIterator[grpc.aio.Channel]:
+        """As `to`, for the length of the block: for peers that come and go. A channel that nobody uses is closed with
+        the first loan after `IDLE_S`, or when `MOST_IDLE` others have been idle for less long."""
+        peer = address, role
+        self._users[peer] += 1
+        self._idle.pop(peer, None)
+        try:
+            await self._close_idle()
+            yield self._to(peer)
+        finally:
+            self._users[peer] -= 1
+            if not self._users[peer]:
+                del self._users[peer]
+                if peer in self._open and peer not in self._kept:
+                    self._idle[peer] = self._clock()
+
+    async def _close_idle(self) -> None:
+        late = self._clock() - IDLE_S
+        while self._idle and (len(self._idle) > MOST_IDLE or next(iter(self._idle.values())) < late):
+            peer = next(iter(self._idle))
+            del self._idle[peer]
+            await self._open.pop(peer).close()
+
+    def _to(self, peer: _Peer) -> grpc.aio.Channel:
+        channel = self._open.get(peer)
         if channel is None:
-            channel = self._open[address, role] = self._made(address, role)
+            channel = self._open[peer] = self._made(*peer)
         return channel
 
     def _made(self, address: str, role: MemberRole) -> grpc.aio.Channel:
@@ -66,6 +116,8 @@ class Channels:
     async def forget(self, address: str) -> None:
         """Closes the channels to a peer that has left."""
         for known in [known for known in self._open if known[0] == address]:
+            self._kept.discard(known)
+            self._idle.pop(known, None)
             await self._open.pop(known).close()
 
     async def close(self) -> None:

@@ -42,6 +42,10 @@ _WIRE = (
     router_pb2,
 )
 
+WIRE = 1
+"""The number of the wire between members. It changes when one of before would misunderstand what is said, or be
+misunderstood; what is added, and what who does not know it can do without, leaves it as it is."""
+
 Examine = Callable[[], Awaitable[Sequence[Finding]]]
 """Finds out what is particular to one service."""
 

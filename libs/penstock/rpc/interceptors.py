@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from opentelemetry import trace
 from opentelemetry.trace import SpanKind, StatusCode
 
-from penstock.errors import DeadlineExceeded, Internal, InvalidRequest, PenstockError
+from penstock.errors import DeadlineExceeded, Internal, InvalidRequest, Overloaded, PenstockError
 from penstock.rpc.context import REQUEST_ID, read_trace, safe_request_id
 from penstock.rpc.errors import status_code, to_trailers
 from penstock.rpc.parsing import Parser, Requests
@@ -71,14 +71,29 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
     With `first_s` a call has so many seconds until its first message is there. gRPC itself waits for the message of a
     unary call before anybody hears of the call, for ever, while it holds one of the server's places; so unary methods
     are served as streams of one message, and their entrance sees them before it.
+
+    With `stall_s` a reply of a stream has to be taken within so many seconds, or the call ends: one whose client does
+    not read holds what it has for as long as it likes. gRPC takes replies on its own account up to a client's window
+    and 64 KiB more, and only then lets a write wait. The status waits behind them until the client reads on or its
+    connection ends, as grpc has nothing with which to reset a call; so what bounds the work are `most` calls that have
+    not ended, and not those that grpc still has.
     """
 
     def __init__(
-        self, in_flight: InFlight, entrance: CallEntrance = no_entrance, *, first_s: float | None = None
+        self,
+        in_flight: InFlight,
+        entrance: CallEntrance = no_entrance,
+        *,
+        first_s: float | None = None,
+        stall_s: float | None = None,
+        most: int | None = None,
     ) -> None:
         self._in_flight = in_flight
         self._entrance = entrance
         self._first_s = first_s
+        self._stall_s = stall_s
+        self._most = most
+        self._working = InFlight()
         self._quiet = asyncio.Semaphore(_MOST_QUIET)
         self._log = structlog.get_logger("penstock.rpc")
         self._tracer = trace.get_tracer("penstock")
@@ -137,8 +152,9 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
         async def call(request: Any, context: Any) -> Any:
             with self._in_flight.one(), self._scope(method, metadata):
                 try:
-                    async with self._entrance(method, metadata, context), _received(parser, request) as received:
-                        return await behaviour(received, context)
+                    with self._work():
+                        async with self._entrance(method, metadata, context), _received(parser, request) as received:
+                            return await behaviour(received, context)
                 except Exception as error:
                     await self._abort(method, error, context)
 
@@ -149,19 +165,42 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
             """Writes, not yields: a generator that is dropped would leave its span in another task's context."""
             with self._in_flight.one(), self._scope(method, metadata):
                 try:
-                    async with (
-                        self._entrance(method, metadata, context),
-                        _received(parser, request) as received,
-                        aclosing(behaviour(received, context)) as replies,
-                    ):
-                        async for reply in replies:
-                            await _write(reply, context)
+                    with self._work():
+                        async with (
+                            self._entrance(method, metadata, context),
+                            _received(parser, request) as received,
+                            aclosing(behaviour(received, context)) as replies,
+                        ):
+                            async for reply in replies:
+                                await self._write(reply, context)
                 except ReaderGone as gone:
                     raise gone.__cause__ or gone from None  # left to grpc
                 except Exception as error:
                     await self._abort(method, error, context)
 
         return call
+
+    @contextmanager
+    def _work(self) -> Iterator[None]:
+        """For the length of a call's work, which ends before its status is sent. Raises Overloaded."""
+        if self._most is not None and self._working.count >= self._most:
+            raise Overloaded("more calls than this server takes; try again later", code="overloaded", retry_after=1)
+        with self._working.one():
+            yield
+
+    async def _write(self, reply: Any, context: Any) -> None:
+        """Raises ReaderGone, and DeadlineExceeded for a client that does not read."""
+        try:
+            if self._stall_s is None:
+                await context.write(reply)
+            else:
+                async with asyncio.timeout(self._stall_s):
+                    await context.write(reply)
+        except TimeoutError:
+            what = f"the client has not taken a message of its answer for {self._stall_s:g} s; read them as they come"
+            raise DeadlineExceeded(what, code="not_read") from None
+        except Exception as error:
+            raise ReaderGone from error
 
     @contextmanager
     def _scope(self, method: str, metadata: Metadata) -> Iterator[None]:
@@ -184,14 +223,6 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
             error = Internal("internal error")
         trace.get_current_span().set_status(StatusCode.ERROR, error.message)
         await context.abort(status_code(error), error.message, (*context.trailing_metadata(), *to_trailers(error)))
-
-
-async def _write(reply: Any, context: Any) -> None:
-    """Raises ReaderGone."""
-    try:
-        await context.write(reply)
-    except Exception as error:
-        raise ReaderGone from error
 
 
 def _behaviour(handler: Any) -> Any:

@@ -32,6 +32,9 @@ default is a minute."""
 _SPARE_STREAMS = 64
 """Streams of one connection beyond the calls that the server takes, so that a refusal is heard at once."""
 
+_MOST_UNREAD = 4096
+"""Calls of strangers that have ended, and whose ends their clients have not read."""
+
 _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE),
     ("grpc.max_metadata_size", 16 * 1024),
@@ -84,6 +87,7 @@ async def serve(
     examine: Examine = nothing_more,
     live_names: Sequence[str] = (),
     first_s: float | None = None,
+    stall_s: float | None = None,
     reflects: bool = True,
 ) -> AsyncIterator[RpcServer]:
     """Serves on `address` ("127.0.0.1:0" picks a port) until the block ends, then drains.
@@ -98,7 +102,9 @@ async def serve(
     `entrance` surrounds each call of the servicers, and is entered before a long request of it is parsed. `examine`
     finds out, beside what every server does, whether the place where it runs is fit. `live_names` are further names for
     LIVE. `first_s`, for a server that strangers reach: seconds until the first message of a call has to be there, and
-    health and reflection have a few callers at a time. `reflects`: callers may ask what there is to call.
+    health and reflection have a few callers at a time. `stall_s`, likewise: seconds in which a client has to take a
+    reply of a stream; a call that has ended and is not read to its end counts as none of `max_calls`. `reflects`:
+    callers may ask what there is to call.
     Raises ConfigError when it cannot listen on `address`.
     """
     in_flight = InFlight()
@@ -107,14 +113,14 @@ async def serve(
     if member is not None:
         credentials, entrance = member.server(), by_role
     server = grpc.aio.server(
-        interceptors=[ServerInterceptor(in_flight, entrance, first_s=first_s)],
+        interceptors=[ServerInterceptor(in_flight, entrance, first_s=first_s, stall_s=stall_s, most=max_calls)],
         # Without a bound one connection can open so many streams, and reset them, that the process does nothing else.
         options=(
             *_OPTIONS,
             ("grpc.max_concurrent_streams", max_streams or max_calls + _SPARE_STREAMS),
             ("grpc.so_reuseport", int(ports_are_reserved())),
         ),
-        maximum_concurrent_rpcs=max_calls,
+        maximum_concurrent_rpcs=max_calls + (0 if stall_s is None else _MOST_UNREAD),
     )
     health = HealthService()
     running = RpcServer(server, health, names, live_names)

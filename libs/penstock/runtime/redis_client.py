@@ -27,6 +27,10 @@ _PATIENCE_S = 2.0
 Answer = TypeVar("Answer")
 
 
+class RedisRefused(OSError):
+    """It is there, and does not do what it is asked: a password, or a right, is missing."""
+
+
 @asynccontextmanager
 async def open_redis(setting: str, url: str) -> AsyncIterator[Redis]:
     """The client of the Redis at `url`, for the length of the block; it gives bytes. Nothing is asked of it yet.
@@ -89,13 +93,21 @@ def _behind_sentinels(rest: str) -> Redis:
 
 
 async def asked(call: Awaitable[Answer]) -> Answer:
-    """What Redis answers. Raises OSError when it refuses, is not there, or does not answer in time."""
-    from redis.exceptions import RedisClusterException, RedisError
+    """What Redis answers. Raises OSError when it is not there, or does not answer in time, and RedisRefused."""
+    from redis.exceptions import (
+        AuthenticationError,
+        AuthorizationError,
+        RedisClusterException,
+        RedisError,
+        ResponseError,
+    )
 
     task = asyncio.current_task()
     before = task.cancelling() if task is not None else 0
     try:
         answer = await call
+    except (ResponseError, AuthenticationError, AuthorizationError) as error:
+        raise RedisRefused(str(error)) from None
     except (RedisError, RedisClusterException) as error:
         raise OSError(str(error)) from None
     if task is not None and task.cancelling() > before:  # redis-py calls `wait_for`, which may lose it in Python 3.11

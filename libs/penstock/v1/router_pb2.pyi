@@ -59,6 +59,7 @@ class Hello(_message.Message):
     ROUTERS_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     PLAN_KEY_FIELD_NUMBER: _builtins.int
+    WIRE_FIELD_NUMBER: _builtins.int
     member_id: _builtins.str
     """unique per process start"""
     role: Global___Role.ValueType
@@ -79,6 +80,8 @@ class Hello(_message.Message):
     """of its code and its wire"""
     plan_key: _builtins.bytes
     """32 bytes of its own choice: with it this router proves its plans to the worker"""
+    wire: _builtins.int
+    """number of what members mean by all of this; 0: 1. A router takes those of its own alone"""
     @_builtins.property
     def spec(self) -> _common_pb2.KvSpec: ...
     def __init__(
@@ -96,10 +99,11 @@ class Hello(_message.Message):
         routers: _builtins.int = ...,
         version: _builtins.str = ...,
         plan_key: _builtins.bytes = ...,
+        wire: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "host_id", b"host_id", "kv_capacity_tokens", b"kv_capacity_tokens", "max_model_len", b"max_model_len", "max_running", b"max_running", "member_id", b"member_id", "model_name", b"model_name", "plan_key", b"plan_key", "role", b"role", "routers", b"routers", "spec", b"spec", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "host_id", b"host_id", "kv_capacity_tokens", b"kv_capacity_tokens", "max_model_len", b"max_model_len", "max_running", b"max_running", "member_id", b"member_id", "model_name", b"model_name", "plan_key", b"plan_key", "role", b"role", "routers", b"routers", "spec", b"spec", "version", b"version", "wire", b"wire"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1536,7 +1540,7 @@ class PlanResponse(_message.Message):
     HELD_FIELD_NUMBER: _builtins.int
     KEYS_WANTED_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
-    """1 for the first plan of the stream, then 2, ..."""
+    """any number for the first plan of the stream, then one more each"""
     plan: _builtins.str
     """names it among the plans of all routers"""
     keys_wanted: _builtins.bool
@@ -1734,12 +1738,15 @@ class MeshWatcher(_message.Message):
     HTTP_ADDRESS_FIELD_NUMBER: _builtins.int
     TLS_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    WIRE_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     """of its gRPC door"""
     http_address: _builtins.str
     tls: _builtins.bool
     """both doors want it"""
     version: _builtins.str
+    wire: _builtins.int
+    """as in Hello"""
     def __init__(
         self,
         *,
@@ -1747,10 +1754,11 @@ class MeshWatcher(_message.Message):
         http_address: _builtins.str = ...,
         tls: _builtins.bool = ...,
         version: _builtins.str = ...,
+        wire: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "http_address", b"http_address", "tls", b"tls", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "http_address", b"http_address", "tls", b"tls", "version", b"version", "wire", b"wire"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -12,7 +12,7 @@ import structlog
 
 from penstock.engine.stats import EngineStats
 from penstock.kv.spec import spec_to_message
-from penstock.rpc.checkup import own_version
+from penstock.rpc.checkup import WIRE, own_version
 from penstock.rpc.join import stay_joined
 from penstock.rpc.server import RpcServer
 from penstock.rpc.wish import WorkerWish
@@ -210,6 +210,7 @@ def hello(worker: Worker, role: router_pb2.Role.ValueType, address: str) -> rout
         kv_capacity_tokens=engine.stats().total_pages * engine.spec.block_size,
         routers=len(worker.config.router),
         version=own_version(),
+        wire=WIRE,
     )
 
 

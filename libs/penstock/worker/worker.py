@@ -106,11 +106,12 @@ class Worker:
         return self._idle.seen(self.engine.stats(), time.monotonic())
 
     def check_planned(self, request: common_pb2.Request, capability: common_pb2.Capability) -> None:
-        """Raises Unavailable unless a router of this worker has planned this, and that lately."""
+        """Raises Unavailable unless a router of this worker has planned this, and that lately; once for each plan."""
         if self.config.router and not self.plan_keys.prove(plan_terms(request, capability), capability.mac):
             self.metrics.unproven.inc()
-            _LOG.warning("a request that no router has planned, or not lately", request=request.request_id)
-            raise Unavailable("no router of this worker has planned this, or not lately", code="not_planned")
+            what = "no router of this worker has planned this, or not lately, or it was here before"
+            _LOG.warning(what, request=request.request_id)
+            raise Unavailable(what, code="not_planned")
 
     def work(self, order: Order) -> Work:
         """The hooks of one request."""

@@ -42,7 +42,7 @@ from penstock.gateway.mesh.view import RouterView, open_view
 from penstock.gateway.mesh.workers import open_worker_channels
 from penstock.grammar.compiling import open_compiler
 from penstock.rpc.channels import open_channels
-from penstock.rpc.checkup import own_version
+from penstock.rpc.checkup import WIRE, own_version
 from penstock.rpc.identity import MemberIdentity
 from penstock.rpc.server import RpcServer, serve
 from penstock.runtime.addresses import HostPort
@@ -56,6 +56,9 @@ _LAST_GRACE_S = 0.5
 """For what is left of a call when the drain is over."""
 _FIRST_S = 10.0
 """Seconds that a gRPC call of a client has to send its request."""
+STALL_S = 60.0
+"""Seconds in which such a client has to take a message of its answer, when what waits is more than fits in buffers; as
+over HTTP (`door.protocol`)."""
 _MOST_STREAMS = 64
 """gRPC calls that one connection of a client may have open; more wait at the client."""
 
@@ -167,6 +170,7 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
                 max_calls=config.max_live_requests + 64,
                 max_streams=_MOST_STREAMS,
                 first_s=_FIRST_S,
+                stall_s=STALL_S,
                 reflects=config.reflection,
                 grace=_LAST_GRACE_S,
                 credentials=tls.for_grpc() if tls else None,
@@ -194,7 +198,7 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
 def _introduction(config: GatewayConfig, rpc: RpcServer, http: HostPort, *, tls: bool) -> router_pb2.MeshWatcher:
     """Says where this gateway is."""
     grpc_address = config.grpc_address.at(rpc.port)
-    return router_pb2.MeshWatcher(address=grpc_address, http_address=http, tls=tls, version=own_version())
+    return router_pb2.MeshWatcher(address=grpc_address, http_address=http, tls=tls, version=own_version(), wire=WIRE)
 
 
 async def _examined(config: GatewayConfig) -> Sequence[Finding]:

@@ -8,7 +8,7 @@ from math import inf
 
 from msgspec.structs import astuple
 
-from penstock.errors import Forbidden, InvalidRequest
+from penstock.errors import Forbidden, InvalidRequest, Refused
 from penstock.kv.bounds import check_key, check_namespace, keys_of
 from penstock.kv.identity import KEY_BYTES
 from penstock.kv.spec import spec_from_message, spec_to_message
@@ -27,6 +27,7 @@ from penstock.rpc.bounds import (
     check_session,
 )
 from penstock.rpc.capability import PLAN_KEY_BYTES, PlanTerms
+from penstock.rpc.checkup import WIRE, own_version
 from penstock.rpc.identity import CallingMember
 from penstock.runtime.addresses import HostPort, SocketAddress
 from penstock.v1 import common_pb2, router_pb2
@@ -49,19 +50,31 @@ _TO_MESSAGE = {role: message for message, role in _ROLES.items()}
 
 
 def member(hello: router_pb2.Hello, caller: CallingMember | None = None) -> Member:
-    """A peer, as it describes itself. Raises InvalidRequest, and Forbidden for what its certificate does not cover."""
+    """A peer, as it describes itself. Raises InvalidRequest, Refused for another wire, and Forbidden for what its
+    certificate does not cover."""
     check_id("hello.member_id", hello.member_id)
+    check_name("hello.version", hello.version, most=_MOST_VERSION)
+    check_wire(f"member {hello.member_id}", hello.version, hello.wire)
     if hello.role != router_pb2.ROLE_KVSTORE and hello.role not in _ROLES:
         raise _bad("hello.role", "prefill, decode, both or kvstore")
     address = check_address("hello.address", hello.address)
     if caller is not None:
         _check_covered(hello, address, caller)
     check_name("hello.host_id", hello.host_id)
-    check_name("hello.version", hello.version, most=_MOST_VERSION)
     if hello.role == router_pb2.ROLE_KVSTORE:
         who = hello.member_id
         return Member(id=who, role=None, address=hello.address, host_id=hello.host_id, version=hello.version)
     return _worker(hello)
+
+
+def check_wire(who: str, version: str, wire: int) -> None:
+    """Raises Refused for a peer that may mean something else by what it says."""
+    if (theirs := wire or 1) != WIRE:
+        raise Refused(
+            f"{who} of version {version or '?'} has wire {theirs}, and this router of version {own_version()} has wire"
+            f" {WIRE}: services of one mesh need the same",
+            code="wire_mismatch",
+        )
 
 
 def _check_covered(hello: router_pb2.Hello, address: SocketAddress, caller: CallingMember) -> None:

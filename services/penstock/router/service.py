@@ -108,7 +108,8 @@ class Router:
                 mailbox.put("stores", message)
 
     async def watch(self, request: router_pb2.WatchRequest) -> AsyncIterator[router_pb2.MeshView]:
-        """The served models and the silent members, at once and after each change."""
+        """The served models and the silent members, at once and after each change. Raises Refused for a gateway of
+        another wire."""
         with self.shown.watched(request):
             async for seen in self.view.follow():
                 yield messages.view(seen)
@@ -130,12 +131,12 @@ class Router:
             self._refresh()
 
     def _take_seat(self, hello: router_pb2.Hello) -> tuple[Seat, Mailbox]:
-        member = messages.member(hello, current_caller())
-        old = self.planner.registry.get(member.id)
         try:
+            member = messages.member(hello, current_caller())
+            old = self.planner.registry.get(member.id)
             seat = self.planner.registry.join(member, self._clock())
         except PenstockError as error:
-            self._log.warning("member refused", member=member.id, reason=error.message)
+            self._log.warning("member refused", member=hello.member_id[:64], reason=error.message)
             raise
         seat.plan_key = messages.plan_key("hello.plan_key", hello.plan_key)
         if old is not None:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from heapq import nlargest
 
 from penstock.errors import InvalidRequest
+from penstock.router import messages
 from penstock.router.line import WaitingLine
 from penstock.router.planner import Planner
 from penstock.router.registry import Seat
@@ -53,7 +54,7 @@ class Showing:
 
     @contextmanager
     def watched(self, request: router_pb2.WatchRequest) -> Iterator[None]:
-        """A gateway watches for the length of the block. Raises InvalidRequest."""
+        """A gateway watches for the length of the block. Raises InvalidRequest, and Refused for another wire."""
         if not request.HasField("watcher"):
             yield
             return
@@ -61,6 +62,7 @@ class Showing:
         check_address("watcher.address", watcher.address)
         check_address("watcher.http_address", watcher.http_address)
         check_name("watcher.version", watcher.version, most=_MOST_VERSION)
+        messages.check_wire(f"the gateway at {watcher.address}", watcher.version, watcher.wire)
         self._next = number = self._next + 1
         if len(self._watchers) < _MOST_WATCHERS:
             self._watchers[number] = watcher

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 
@@ -18,6 +19,14 @@ from penstock.router.recent_plans import RecentPlans
 from penstock.router.yielding import YieldingLine
 from penstock.runtime.metrics import RouterMetrics
 from penstock.v1 import common_pb2, router_pb2
+
+_EPOCH_BITS = 30
+
+
+def _first_epoch() -> int:
+    """Where a stream begins to count its plans: somewhere else than those before it, which may have been of the same
+    request. All are equally long on the wire."""
+    return secrets.randbits(_EPOCH_BITS) | 1 << _EPOCH_BITS
 
 
 class PlanStreams:
@@ -53,7 +62,8 @@ class PlanStreams:
         session: str | None = None
         blamed: frozenset[str] = frozenset()
         last_words: common_pb2.SessionHint | None = None
-        epoch = generated = 0
+        epoch = _first_epoch()
+        generated = 0
         ended = False
         try:
             async for request in requests:

@@ -20,6 +20,11 @@ TERMS = PlanTerms(
 )
 
 
+def plan(epoch: int) -> PlanTerms:
+    """Another plan for the same request."""
+    return replace(TERMS, epoch=epoch)
+
+
 def test_what_the_key_is_of_is_believed_and_nothing_else():
     keys, others = PlanKeys(), PlanKeys()
     with keys.of_stream() as renew, others.of_stream() as renew_other:
@@ -59,17 +64,30 @@ def test_a_key_that_was_replaced_is_believed_for_a_while():
     now = 0.0
     keys = PlanKeys(lambda: now)
     with keys.of_stream() as renew:
-        first = TERMS.mac(renew())
+        key = renew()
         now = 1000.0
-        assert keys.prove(TERMS, first), "a worker that was stopped has replaced nothing"
-        second = TERMS.mac(renew())
+        assert keys.prove(plan(1), plan(1).mac(key)), "a worker that was stopped has replaced nothing"
+        newer = renew()
         now += RENEW_S - 1
-        assert keys.prove(TERMS, first)
+        assert keys.prove(plan(2), plan(2).mac(key))
         now += 1
-        assert not keys.prove(TERMS, first)
-        assert keys.prove(TERMS, second)
+        assert not keys.prove(plan(3), plan(3).mac(key))
+        assert keys.prove(plan(3), plan(3).mac(newer))
     now += RENEW_S
-    assert not keys.prove(TERMS, second), "the router has gone"
+    assert not keys.prove(plan(4), plan(4).mac(newer)), "the router has gone"
+
+
+def test_what_a_plan_allows_it_allows_once():
+    """Who was shown a capability, and who repeats what went over a connection, gets nothing for it."""
+    keys = PlanKeys()
+    with keys.of_stream() as renew, keys.of_stream() as of_another_router:
+        key, other = renew(), of_another_router()
+        assert keys.prove(TERMS, TERMS.mac(key))
+        assert not keys.prove(TERMS, TERMS.mac(key))
+        renew()
+        assert not keys.prove(TERMS, TERMS.mac(key)), "as long as the key is believed"
+        assert keys.prove(plan(2), plan(2).mac(key)), "the next plan of the request"
+        assert keys.prove(TERMS, TERMS.mac(other)), "another router's plan"
 
 
 def test_old_keys_are_forgotten():

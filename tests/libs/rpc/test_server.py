@@ -57,6 +57,43 @@ async def test_health_follows_serving_and_knows_the_services() -> None:
             await health(client, "unheard.Of")
 
 
+class Wordy(Toy):
+    """Says more than gRPC keeps for a client."""
+
+    async def count(self, request: bytes, context: Any) -> AsyncIterator[bytes]:
+        for _ in range(50):
+            yield b"x" * 10_000
+        self.cleaned += 1
+
+
+async def test_calls_that_nobody_reads_end_and_keep_nobody_out() -> None:
+    async with served(Wordy(), stall_s=0.2, first_s=1.0, max_calls=4) as client:
+        options = [("grpc.http2.bdp_probe", 0)]
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{client.server.port}", options=options) as channel:
+            unread = [channel.unary_stream(f"/{NAME}/Count")(b"1") for _ in range(4)]
+            refused = None
+            async with asyncio.timeout(20):
+                while True:
+                    try:
+                        await client.ask(b"x")
+                    except grpc.aio.AioRpcError as error:
+                        refused = error
+                    else:
+                        if refused is not None:
+                            break
+                    await asyncio.sleep(0.01)
+            assert refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED, "as long as they were at work"
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                async for _ in unread[0]:
+                    pass
+            assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            assert from_rpc(caught.value).code == "not_read"
+            async with asyncio.timeout(10):
+                while client.server.in_flight.count != 3:  # nobody can end the others before their clients do
+                    await asyncio.sleep(0)
+    assert client.server.in_flight.count == 0
+
+
 async def test_who_watches_the_health_hears_all_and_holds_nobody_up() -> None:
     """Nobody waits for an hour: the stream ends before the grace of running calls does."""
     request = health_pb2.HealthCheckRequest(service=NAME)

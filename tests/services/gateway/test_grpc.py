@@ -355,6 +355,33 @@ async def test_a_client_that_cancels_a_completion_ends_its_work(setup, stub):
     await setup.mesh.until(lambda: setup.mesh.live == 0)
 
 
+SMALL = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65_535)]
+"""Of a client that buffers little, so that a short answer is more than that."""
+
+
+async def test_who_does_not_read_is_not_waited_for(opened, monkeypatch):
+    """The call ends and gives all that it held back; who reads after all hears why."""
+    monkeypatch.setattr("penstock.gateway.service.STALL_S", 0.3)
+    async with opened() as setup, grpc.aio.insecure_channel(setup.gateway.grpc_address, options=SMALL) as channel:
+        setup.says("the quick brown fox " * 200)
+        setup.script.pace_s = 0.001
+        stub = gateway_pb2_grpc.GatewayStub(channel)
+        call = stub.ChatCompletion(request(n=4, logprobs=True, top_logprobs=20, ignore_eos=True))
+        reception = setup.gateway.reception
+        await setup.mesh.until(lambda: setup.mesh.live > 0)
+        await setup.mesh.until(lambda: setup.mesh.live == 0)
+        async with asyncio.timeout(10):
+            await reception.admission.idle()
+        assert not call.done()
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            async for _ in call:
+                pass
+        assert failed.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert "not taken a message of its answer for 0.3 s" in failed.value.details()
+        choices, _ = await collect(stub.ChatCompletion(request()))
+        assert choices
+
+
 @pytest.mark.parametrize("on", [True, False])
 async def test_reflection_is_a_setting(opened, on):
     async with opened(reflection=on) as setup, grpc.aio.insecure_channel(setup.gateway.grpc_address) as channel:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import csv
 import io
+import os
 import shutil
+import signal
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import httpx2
 import pytest
+from structlog.testing import capture_logs
 
 from penstock.gateway.accounts.books import MemoryBook, open_book
 from penstock.gateway.accounts.entry import HOUR_S, NANO, Counts, LedgerLine, merged, of_request
@@ -19,7 +22,7 @@ from penstock.gateway.accounts.report import as_csv, rows
 from penstock.gateway.accounts.terms import Price, Terms, read_terms
 from penstock.runtime.config import ConfigError
 from penstock.testing.keys import key_file
-from penstock.testing.redis_server import redis_server
+from penstock.testing.redis_server import free_port, redis_server
 
 PRICES = """
 currency = "EUR"
@@ -169,10 +172,34 @@ def test_terms_are_checked(tmp_path, text, named):
 
 
 async def test_places_that_cant_be_used_are_named(tmp_path):
-    for where in (str(tmp_path), "redis://127.0.0.1:1/0"):
-        with pytest.raises(ConfigError, match="ledger"):
-            async with open_book(where):
-                pass
+    with pytest.raises(ConfigError, match="ledger"):
+        async with open_book(str(tmp_path)):
+            pass
+
+
+@pytest.mark.parametrize("away", ["stopped", "not there"])
+async def test_a_gateway_begins_without_its_redis(opened, tmp_path, away):
+    """It says so, serves, and what was used meanwhile is written when Redis is back."""
+    port = free_port()
+    async with AsyncExitStack() as stack:
+        server = None
+        if away == "stopped":
+            server = await stack.enter_async_context(redis_server(tmp_path, port=port))
+            os.kill(server.pid, signal.SIGSTOP)
+        async with asyncio.timeout(20):
+            with capture_logs() as lines:
+                setup = await stack.enter_async_context(opened(ledger=f"redis://127.0.0.1:{port}/0"))
+            assert any("the gateway begins without it" in line["event"] for line in lines)
+            await setup.client.chat.completions.create(model="tiny", messages=HELLO)
+        assert setup.gateway.reception.ledger.waits
+        if server is not None:
+            os.kill(server.pid, signal.SIGCONT)
+        else:
+            await stack.enter_async_context(redis_server(tmp_path, port=port))
+        async with asyncio.timeout(60), open_book(f"redis://127.0.0.1:{port}/0") as book:
+            while not (found := await book.read(0, 2**33, None)):
+                await asyncio.sleep(0.05)
+        assert [one.requests for one in found.values()] == [1]
 
 
 async def test_the_account_is_what_usage_said(opened, tmp_path):

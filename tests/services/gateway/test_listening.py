@@ -36,14 +36,13 @@ async def standing(setup):
     """The worker has the gateway's listener, and keeps it while the test runs: whose first event is ready before has
     its tokens on its own stream."""
     lent = setup.gateway.reception.models.first._workers
-    with (
-        lent.listening(setup.mesh.decodes[0].address) as found,
-        found.call(Nobody(), lambda _error: None),
-    ):
-        async with asyncio.timeout(10):
-            while not found._stood:
-                await asyncio.sleep(0)
-        yield setup
+    address = setup.mesh.decodes[0].address
+    async with lent.at(address) as channel:
+        with lent.listening(address, channel) as found, found.call(Nobody(), lambda _error: None):
+            async with asyncio.timeout(10):
+                while not found._stood:
+                    await asyncio.sleep(0)
+            yield setup
 
 
 def arrays(worker):
@@ -203,11 +202,12 @@ async def patient(setup, quick, request):
     worker.listeners = Listeners(patience=lambda: request.param)
     setup.script.prefill, setup.script.hang = False, True
     lent = setup.gateway.reception.models.first._workers
-    with lent.listening(worker.address) as found, found.call(Nobody(), lambda _error: None):
-        async with asyncio.timeout(10):
-            while not found._patience_s:
-                await asyncio.sleep(0)
-        yield setup
+    async with lent.at(worker.address) as channel:
+        with lent.listening(worker.address, channel) as found, found.call(Nobody(), lambda _error: None):
+            async with asyncio.timeout(10):
+                while not found._patience_s:
+                    await asyncio.sleep(0)
+            yield setup
 
 
 @pytest.mark.parametrize("patient", [0.2], indirect=True)

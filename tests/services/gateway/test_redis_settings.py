@@ -37,10 +37,18 @@ async def test_a_missing_package_is_named_with_the_command_that_installs_it(sett
             pass
 
 
-async def test_a_ledger_that_does_not_answer_is_named_without_its_password():
-    with pytest.raises(ConfigError, match=r"ledger = .*does not answer") as caught:
-        async with open_book("redis://me:hush@127.0.0.1:1/0"):
-            pass
+async def test_a_ledger_that_refuses_is_named_without_its_password():
+    async def refusing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(1 << 16):
+            writer.write(b"-WRONGPASS invalid username-password pair or user is disabled.\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(refusing, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(ConfigError, match=r"ledger = .*refuses: .*invalid username-password") as caught:
+            async with open_book(f"redis://me:hush@127.0.0.1:{port}/0"):
+                pass
     assert "hush" not in str(caught.value)
 
 

@@ -12,6 +12,7 @@ import pytest
 from tests.services.router.helpers import BLOCK, Harness, ask, eventually, hello, keys, spec
 
 from penstock.kv.identity import MAX_KEYS
+from penstock.rpc.checkup import WIRE, own_version
 from penstock.rpc.errors import from_rpc
 from penstock.v1 import router_pb2
 
@@ -153,6 +154,25 @@ async def test_another_spec_is_refused_with_the_difference(mesh: Harness) -> Non
     await mesh.join("c", model_name="another", spec=spec(block_size=32))
 
 
+@pytest.mark.parametrize("role", ["both", "kvstore", "gateway"])
+async def test_another_wire_is_refused_with_both_versions(mesh: Harness, role: str) -> None:
+    """Also by a gateway: nothing of what follows would be understood. Who says none has the first."""
+    told = {"version": "9.9", "wire": WIRE + 1}
+    if role == "gateway":
+        watcher = router_pb2.MeshWatcher(address="127.0.0.1:2", http_address="127.0.0.1:3", **told)
+        call = mesh.stub.Watch(router_pb2.WatchRequest(watcher=watcher))
+    else:
+        call = mesh.stub.Join()
+        await call.write(router_pb2.JoinRequest(hello=hello("a", role, **told)))
+    error = await refusal(call)
+    assert error.code() is grpc.StatusCode.FAILED_PRECONDITION
+    said = error.details() or ""
+    assert f"version 9.9 has wire {WIRE + 1}" in said and f"{own_version()} has wire {WIRE}" in said
+    assert not mesh.router.planner.registry.get("a")
+    await mesh.join("b", wire=1)
+    await mesh.join("c")
+
+
 @pytest.mark.parametrize(
     ("field", "fields"),
     [
@@ -277,7 +297,7 @@ async def test_a_prompt_brings_its_new_keys_alone(mesh: Harness) -> None:
     assert mesh.router.planner.ledger.empty
     await planned(block_keys=keys(20))
     whole = await planned(block_keys=keys(30)[20:], after=keys(20)[-1])
-    assert (whole.keys_wanted, whole.reasons.cached_tokens, whole.epoch) == (False, 30 * BLOCK, 2)
+    assert (whole.keys_wanted, whole.reasons.cached_tokens) == (False, 30 * BLOCK)
     again = await planned(after=keys(30)[-1])
     assert again.reasons.cached_tokens == 30 * BLOCK
     other = await planned(after=keys(30)[-1], tenant="other")
@@ -343,12 +363,23 @@ async def test_a_worker_that_has_lost_its_store_has_no_part_in_hand_offs(mesh: H
         await eventually(lambda: mesh.router.planner.ledger.empty)
 
 
+async def test_each_stream_counts_its_plans_from_elsewhere(mesh: Harness) -> None:
+    """What was proved for an earlier stream of a request is proved for no later one."""
+    await mesh.join("a")
+    epochs = []
+    for _ in range(8):
+        call, plan = await mesh.plan()
+        epochs.append(plan.epoch)
+        await mesh.gone(call)
+    assert len(set(epochs)) == 8
+
+
 async def test_asking_again_replaces_the_plan(mesh: Harness) -> None:
     for member in ("a", "b"):
         await mesh.join(member)
     call, plan = await mesh.plan()
     again = await mesh.again(call, avoid=[plan.decode.member_id])
-    assert (plan.epoch, again.epoch) == (1, 2)
+    assert again.epoch == plan.epoch + 1
     assert {plan.decode.member_id, again.decode.member_id} == {"a", "b"}
     ledger = mesh.router.planner.ledger
     assert len(ledger) == 1
@@ -434,7 +465,7 @@ async def test_what_a_router_that_has_gone_had_planned_is_charged_here(mesh: Har
     ledger = mesh.router.planner.ledger
     kept = router_pb2.Kept(prefill="p", decode="d", plan="x/1")
     call, answer = await mesh.plan(tokens=100, kept=kept, session="s")
-    assert (answer.decode.member_id, answer.prefill.member_id, answer.epoch) == ("d", "p", 1)
+    assert (answer.decode.member_id, answer.prefill.member_id) == ("d", "p")
     assert answer.plan not in ("", "x/1")
     assert ledger.of("p").prefill_tokens == 100
     assert ledger.of("d").context_tokens > 100

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -254,6 +256,29 @@ async def test_after_a_trimmed_gap_everything_is_read(start: Start, server: Redi
     await soon(lambda: b.router.planner.homes.entry(("m", "s")) is not None)
     await owner.write(redis, 5, FreedFact(2))
     await soon(lambda: booked(b, "w")[0] == 2)
+
+
+@pytest.mark.parametrize("away", ["stopped", "not there"])
+async def test_a_router_begins_without_redis_and_joins_it_later(start: Start, tmp_path: Path, away: str) -> None:
+    port = free_port()
+    async with AsyncExitStack() as stack:
+        if away == "stopped":
+            server = await stack.enter_async_context(redis_server(tmp_path, port=port))
+            os.kill(server.pid, signal.SIGSTOP)
+        with capture_logs() as lines:
+            async with asyncio.timeout(10):
+                a = await start(state=f"redis://127.0.0.1:{port}/0", name="a", silent_s=600)
+            await a.join("w")
+            await a.plan(session="meanwhile")
+            await soon(lambda: any("does not answer; routing goes on" in line["event"] for line in lines), "a warning")
+        assert known(a) == 0
+        if away == "stopped":
+            os.kill(server.pid, signal.SIGCONT)
+        else:
+            await stack.enter_async_context(redis_server(tmp_path, port=port))
+        await soon(lambda: known(a) == 1)
+        b = await start(state=f"redis://127.0.0.1:{port}/0", name="b")
+        await soon(lambda: b.router.planner.homes.entry(("m", "meanwhile")) is not None)
 
 
 async def test_routing_goes_on_without_redis_and_catches_up(start: Start, tmp_path: Path) -> None:

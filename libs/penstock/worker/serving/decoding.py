@@ -61,13 +61,13 @@ class DecodeService(decode_pb2_grpc.DecodeServicer):
             address = check_address("handoff.address", request.handoff.address)
             if request.handoff.address != request.capability.prefill:
                 raise bad("handoff.address", repr(request.handoff.address), "must be that of the capability")
-            channel = self._worker.channels.to(address, "worker")
+            lent = partial(self._worker.channels.lent, address, "worker")
             wanted = prefill_pb2.HandoffRequest(
                 request_id=asked.id, epoch=request.capability.epoch, mac=request.handoff.mac
             )
             size = self._worker.engine.spec.block_bytes
             costs = self._worker.handoffs
-            source = HandoffPrefix(channel, wanted, work, costs, left_s, block_bytes=size, metrics=metrics)
+            source = HandoffPrefix(lent, wanted, work, costs, left_s, block_bytes=size, metrics=metrics)
         first, counted = True, False
         try:
             if self._drafter is not None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 
 import grpc
 import structlog
@@ -34,7 +36,7 @@ class HandoffPrefix:
 
     def __init__(
         self,
-        channel: grpc.aio.Channel,
+        lent: Callable[[], AbstractAsyncContextManager[grpc.aio.Channel]],
         asked: prefill_pb2.HandoffRequest,
         work: Work,
         costs: FetchRates,
@@ -43,8 +45,9 @@ class HandoffPrefix:
         block_bytes: int,
         metrics: WorkerMetrics,
     ) -> None:
-        """`costs` learn from this one. `block_bytes` is the most that a part of a block may have."""
-        self._stub = prefill_pb2_grpc.PrefillStub(channel)
+        """`lent` gives the channel to the prefill worker. `costs` learn from this one. `block_bytes` is the most that a
+        part of a block may have."""
+        self._lent = lent
         self._asked = asked
         self._costs = costs
         self._fetcher = work.fetcher
@@ -68,7 +71,11 @@ class HandoffPrefix:
         return LoadResult(valid_tokens=valid, cached_tokens=valid)
 
     async def _follow(self, pages: PageWriter) -> LoadResult:
-        call = self._stub.Handoff(self._asked, timeout=self._timeout_s, metadata=outgoing())
+        async with self._lent() as channel:
+            return await self._follow_at(prefill_pb2_grpc.PrefillStub(channel), pages)
+
+    async def _follow_at(self, stub: prefill_pb2_grpc.PrefillAsyncStub, pages: PageWriter) -> LoadResult:
+        call = stub.Handoff(self._asked, timeout=self._timeout_s, metadata=outgoing())
         done: prefill_pb2.Handoff | None = None
         heard_at = 0.0
         tail = bytearray()

@@ -14,9 +14,11 @@ from contextlib import asynccontextmanager, closing
 from itertools import chain
 from typing import TYPE_CHECKING, Protocol, cast
 
+import structlog
+
 from penstock.gateway.accounts.entry import COUNTS, HOUR_S, Counts, Entries, LedgerLine, merged
 from penstock.runtime.config import ConfigError
-from penstock.runtime.redis_client import REDIS_SCHEMES, asked, open_redis, without_password
+from penstock.runtime.redis_client import REDIS_SCHEMES, RedisRefused, asked, open_redis, without_password
 from penstock.runtime.threads import started_threads
 
 if TYPE_CHECKING:
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 _KEPT_S = 400 * 24 * HOUR_S
 """How long Redis keeps an hour."""
 _BUSY_S = 10.0
+_GREET_S = 2.0
+"""Most that a gateway waits for a Redis before it serves."""
 _DAY_S = 24 * HOUR_S
 _BATCH_S = _DAY_S
 """How long Redis knows the name of a batch."""
@@ -188,15 +192,13 @@ def _hour_key(hour: int) -> str:
 
 @asynccontextmanager
 async def open_book(where: str) -> AsyncIterator[Book]:
-    """The book at `where`: a file, `redis://...`, or memory when it is empty. Raises ConfigError."""
+    """The book at `where`: a file, `redis://...`, or memory when it is empty. Raises ConfigError; a Redis need not be
+    there yet."""
     if not where:
         yield MemoryBook()
     elif where.startswith(REDIS_SCHEMES):
         async with open_redis("ledger", where) as redis:
-            try:
-                await asked(redis.ping())
-            except OSError as error:
-                raise ConfigError("ledger", without_password(where), f"does not answer: {error}") from None
+            await _greet(redis, where)
             yield RedisBook(redis)
     else:
         with started_threads(1, "ledger") as thread:
@@ -206,6 +208,19 @@ async def open_book(where: str) -> AsyncIterator[Book]:
                 yield SqliteBook(database, thread)
             finally:
                 await run(thread, database.close)
+
+
+async def _greet(redis: Redis, where: str) -> None:
+    """Raises ConfigError for a Redis that refuses: that does not mend itself, as its absence does."""
+    at = without_password(where)
+    try:
+        async with asyncio.timeout(_GREET_S):
+            await asked(redis.ping())
+    except RedisRefused as error:
+        raise ConfigError("ledger", at, f"refuses: {error}") from None
+    except OSError as error:  # a TimeoutError is one
+        log = structlog.get_logger("penstock.gateway")
+        log.warning("the ledger's Redis does not answer; the gateway begins without it", at=at, reason=str(error))
 
 
 def _connect(path: str) -> sqlite3.Connection:

@@ -23,6 +23,8 @@ from penstock.gateway.request.work import TIERS
 from penstock.runtime.tasks import Failed, beside
 
 _RETRY_S = 1.0
+_LEARN_S = 2.0
+"""Most that a gateway waits, before it serves, for what was spent before it."""
 _DAY_S = 24 * HOUR_S
 
 
@@ -83,7 +85,7 @@ class UsageLedger:
         return merged(written.items(), ours.items())
 
     async def learn_today(self) -> None:
-        """Reads what was spent today before this process began."""
+        """Reads what was spent today before this process began. Raises OSError."""
         today = self._day()
         for account, counts in (await self.book.read(today, today + _DAY_S, None)).items():
             self._spent[account.tenant] = (today, self._today(account.tenant)[1] + counts.cost_nano)
@@ -142,12 +144,22 @@ class UsageLedger:
         return now - now % _DAY_S
 
 
+async def _learn_first(ledger: UsageLedger) -> None:
+    """Before anybody is served: `learn_spent` finds the same later, of those who ask."""
+    try:
+        async with asyncio.timeout(_LEARN_S):
+            await ledger.learn_today()
+    except OSError as error:  # a TimeoutError is one
+        log = structlog.get_logger("penstock.gateway")
+        log.warning("the ledger does not say yet what was spent today", reason=str(error))
+
+
 @asynccontextmanager
 async def open_ledger(where: str, terms: Terms, failed: Failed) -> AsyncIterator[UsageLedger]:
     """A ledger in the book at `where` (see `open_book`) for the length of the block. Raises ConfigError."""
     async with open_book(where) as book:
         ledger = UsageLedger(book, terms)
-        await ledger.learn_today()
+        await _learn_first(ledger)
         async with beside(ledger.write, name="ledger", on_failure="restart", failed=failed) as writing:
             try:
                 yield ledger

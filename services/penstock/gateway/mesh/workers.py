@@ -50,7 +50,8 @@ class WorkerChannels:
         """The channel to `address`, for one call."""
         self._uses[address] += 1
         try:
-            yield self._channels.to(address, "worker")
+            async with self._channels.lent(address, "worker") as channel:
+                yield channel
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNAVAILABLE:
                 self._unreachable.add(address)
@@ -62,13 +63,13 @@ class WorkerChannels:
                 await self._close_unreachable(address)
 
     @contextmanager
-    def listening(self, address: str) -> Iterator[Listening]:
-        """The listener at `address`, for a call that uses the channel."""
+    def listening(self, address: str, channel: grpc.aio.Channel) -> Iterator[Listening]:
+        """The listener at `address`, for a call that uses `channel`."""
         if (timer := self._leaving.pop(address, None)) is not None:
             timer.cancel()
         found = self._listening.get(address)
         if found is None or found.ended:
-            found = self._listening[address] = Listening(self._channels.to(address, "worker"), self._failed)
+            found = self._listening[address] = Listening(channel, self._failed)
         try:
             yield found
         finally:
@@ -174,7 +175,7 @@ class Workers:
         message = wire.generate_request(request, output, chosen)
         async with self._line("decode", place, hear) as line:
             with (
-                self._channels.listening(place.address) as listening,
+                self._channels.listening(place.address, line.channel) as listening,
                 listening.call(hear, line.break_off, 2.0**self._stalls) as heard,
                 self._counting_stalls(heard),
                 self._handing_off(chosen, heard, hear),

@@ -18,7 +18,7 @@ from penstock.errors import InvalidRequest
 from penstock.kv.events import EventHub, Subscriber
 from penstock.kvstore.events.messages import events_message
 from penstock.kvstore.table.blocks import TierKind
-from penstock.rpc.checkup import own_version
+from penstock.rpc.checkup import WIRE, own_version
 from penstock.rpc.context import outgoing
 from penstock.rpc.stay import Connection, stay
 from penstock.runtime.tasks import first_of
@@ -70,6 +70,7 @@ class StoreMembership:
             address=address,
             host_id=host_id,
             version=own_version(),
+            wire=WIRE,
         )
         self._log = structlog.get_logger("penstock.kvstore")
 
