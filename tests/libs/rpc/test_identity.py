@@ -114,11 +114,11 @@ async def served(member: MemberIdentity | None, everything: _Everything | None =
         yield server
 
 
-async def outcome(channel: grpc.aio.Channel, name: str) -> grpc.StatusCode:
-    """How a call with an empty message ends."""
+async def outcome(channel: grpc.aio.Channel, name: str, *, stream: Sequence[bytes] = (b"",)) -> grpc.StatusCode:
+    """How a call with an empty message ends; where there may be many, with those of `stream`."""
     method = _ALL[name]
     shape = f"{'stream' if method.client_streaming else 'unary'}_{'stream' if method.server_streaming else 'unary'}"
-    asked: Any = iter([b""]) if method.client_streaming else b""
+    asked: Any = iter(stream) if method.client_streaming else b""
     call = getattr(channel, shape)(name)(asked, timeout=10)
     try:
         if method.server_streaming:
@@ -141,7 +141,8 @@ async def test_each_role_reaches_its_methods_and_no_other(mesh: Mesh, role: Memb
     everything = _Everything()
     async with served(mesh.member("store"), everything) as server, open_channels(mesh.member(role)) as channels:
         channel = channels.to(f"127.0.0.1:{server.port}", "store")
-        found = {name: await outcome(channel, name) for name in _ALL}
+        # grpc.aio says INTERNAL of a call that is refused while a message of it is on its way
+        found = {name: await outcome(channel, name, stream=()) for name in _ALL}
     refused = grpc.StatusCode.PERMISSION_DENIED
     reached = dict.fromkeys(METHODS, _REACHED) | {_EXAMINE: grpc.StatusCode.OK}  # each server has that one itself
     assert found == {name: reached[name] if role in roles else refused for name, roles in METHODS.items()}

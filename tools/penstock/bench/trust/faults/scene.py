@@ -131,27 +131,28 @@ class FaultScene:
         all other phases. Raises NotBack when it does not come back."""
         await self.mesh.until_up()
         clock = asyncio.get_running_loop().time
-        running = [] if idle else await self._under_way()
-        for one in running:
-            one.tokens = one.heard.tokens
-        begin = clock()
-        async with struck(self.mesh, self.wires, self.files, service, act):
-            due = asyncio.create_task(self._overdue_s(service))
-            if idle:
-                running = [self._ask("idle", number) for number in range(2)]
-            await asyncio.gather(due, *(one.task for one in running))
-        healed = clock()
-        await self._ask("idle", 0).task
-        back_s = clock() - healed
+        async with asyncio.TaskGroup() as tasks:
+            running = [] if idle else await self._under_way(tasks)
+            for one in running:
+                one.tokens = one.heard.tokens
+            begin = clock()
+            async with struck(self.mesh, self.wires, self.files, service, act):
+                due = tasks.create_task(self._overdue_s(service))
+                if idle:
+                    running = [self._ask(tasks, "idle", number) for number in range(2)]
+                await asyncio.wait([due, *(one.task for one in running)])
+            healed = clock()
+            await self._ask(tasks, "idle", 0).task
+            back_s = clock() - healed
         await self.mesh.until_up()
         cells = [one.cell(service, act, begin, await self._right(one.wish)) for one in running]
         return Strike(cells, due.result(), back_s)
 
-    async def _under_way(self) -> list[_Asked]:
+    async def _under_way(self, tasks: asyncio.TaskGroup) -> list[_Asked]:
         """Requests in each phase."""
-        running = [self._ask(phase, 0) for phase in ("decoding", "masked decoding")]
+        running = [self._ask(tasks, phase, 0) for phase in ("decoding", "masked decoding")]
         await self._begun(running)
-        more = [self._ask(phase, number) for phase, count in _COUNTS.items() for number in range(count)]
+        more = [self._ask(tasks, phase, number) for phase, count in _COUNTS.items() for number in range(count)]
         await self._begun([one for one in more if one.phase == "handing over"])
         return running + more
 
@@ -160,7 +161,7 @@ class FaultScene:
             for one in running:
                 await one.heard.begun.wait()
 
-    def _ask(self, phase: Phase, number: int) -> _Asked:
+    def _ask(self, tasks: asyncio.TaskGroup, phase: Phase, number: int) -> _Asked:
         """Nobody has asked this before: no store has it."""
         self._asked += 1
         name = f"{phase} {self._asked}"
@@ -172,7 +173,7 @@ class FaultScene:
             streams=True,
         )
         heard = _Watched(1 if phase == "handing over" else _UNDER_WAY)
-        return _Asked(phase, wish, heard, asyncio.create_task(self.client.ask(wish, heard)))
+        return _Asked(phase, wish, heard, tasks.create_task(self.client.ask(wish, heard)))
 
     async def _right(self, wish: SoakWish) -> SoakAnswer:
         """The answer when nothing is wrong."""
