@@ -4,12 +4,14 @@
 can load or raises `CheckpointError` with the file and the reason.
 """
 
+from penstock.checkpoint.attention import KvForm, Latent, Temperature
 from penstock.checkpoint.directory import Checkpoint, inspect
 from penstock.checkpoint.draft_head import HEAD_EMBEDDING, HeadCheckpoint, inspect_head
 from penstock.checkpoint.errors import CheckpointError
+from penstock.checkpoint.experts import Experts
 from penstock.checkpoint.families import SUPPORTED
 from penstock.checkpoint.fingerprint import fingerprint, tokenizer_fingerprint
-from penstock.checkpoint.model_config import Experts, ModelConfig
+from penstock.checkpoint.model_config import ModelConfig
 from penstock.checkpoint.naming import LayerNames, layer_names
 from penstock.checkpoint.remembered import remembered_fingerprint
 from penstock.checkpoint.rope import Rope
@@ -23,9 +25,12 @@ __all__ = [
     "CheckpointError",
     "Experts",
     "HeadCheckpoint",
+    "KvForm",
+    "Latent",
     "LayerNames",
     "ModelConfig",
     "Rope",
+    "Temperature",
     "TensorInfo",
     "fingerprint",
     "inspect",

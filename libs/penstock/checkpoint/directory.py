@@ -10,12 +10,16 @@ from penstock.checkpoint.errors import CheckpointError
 from penstock.checkpoint.families import FAMILIES
 from penstock.checkpoint.files import Json, read_object, read_object_if_there
 from penstock.checkpoint.model_config import ModelConfig, parse_config, text_values
+from penstock.checkpoint.quantised import Quantisation, folded, parse_quantisation
 from penstock.checkpoint.tensors import (
+    DTYPE_BYTES,
     EMBEDDING,
     HEAD,
+    QUANTISED_BYTES,
     TensorInfo,
     check_tensors,
     declared_tensors,
+    decoder_tensors,
     text_tensors,
     weight_files,
 )
@@ -36,6 +40,7 @@ class Checkpoint:
     eos_token_ids: frozenset[int]
     """From generation_config.json, else config.json."""
     bos_token_id: int | None
+    quantisation: Quantisation | None = None
 
     @property
     def dtype(self) -> str:
@@ -69,12 +74,16 @@ def inspect(path: str | Path, context: int | None = None) -> Checkpoint:
     config_file = directory / "config.json"
     values = text_values(config_file, read_object(config_file))
     config = parse_config(config_file, values, context)
+    quantisation = parse_quantisation(config_file, values)
     files = weight_files(directory)
-    tensors = declared_tensors(files)
+    tensors = declared_tensors(files, {**DTYPE_BYTES, **QUANTISED_BYTES} if quantisation else DTYPE_BYTES)
     if FAMILIES[config.architecture].text_part:
         tensors = text_tensors(tensors)
+    if quantisation is not None:
+        tensors = folded(tensors, quantisation)
     if config.tied and HEAD in tensors:  # a head that is there counts, whatever config.json says: it may differ
         config = replace(config, tied=False)
+    tensors = decoder_tensors(tensors, config)
     check_tensors(directory, config, tensors)
     generation = directory / "generation_config.json"
     generation_values = read_object_if_there(generation)
@@ -89,6 +98,7 @@ def inspect(path: str | Path, context: int | None = None) -> Checkpoint:
         chat_template=_chat_template(directory),
         eos_token_ids=eos or _token_ids(config_file, values, "eos_token_id", config.vocab_size),
         bos_token_id=min(bos, default=None),
+        quantisation=quantisation,
     )
 
 

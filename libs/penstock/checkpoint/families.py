@@ -19,6 +19,7 @@ class Windows(Enum):
     ALL_IF_USED = "every layer, when use_sliding_window is true"
     LATE_IF_USED = "from layer max_window_layers on, when use_sliding_window is true"
     MOST = "all but every n-th layer"
+    CHUNKS = "the layers that rotate, in chunks of attention_chunk_size"
 
     @property
     def by_type(self) -> bool:
@@ -40,6 +41,8 @@ class Routing(Enum):
     NONE = "none"
     MIXTRAL = "mixtral"
     QWEN = "qwen"
+    DEEPSEEK = "deepseek"
+    LLAMA_4 = "llama 4"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,12 @@ class Family:
     """Layers with a window have rope settings of their own."""
     partial_rotary: bool = False
     """partial_rotary_factor and rope type longrope count."""
+    latent: bool = False
+    """Keys and values are made from a common vector (multi-head latent attention)."""
+    interleaved: bool = False
+    """The rotation turns neighbouring dimensions together, unless rope_interleave is false."""
+    dense_size: str = "intermediate_size"
+    """The field that has the inner size of blocks that all tokens go through."""
     text_part: bool = False
     """A vision-language model: only its text part is served, whose settings are config.json's text_config."""
     absent: Mapping[str, int] = field(default_factory=dict)
@@ -88,6 +97,42 @@ _GEMMA_3 = Family(
     window=4096,
     full_every=6,
     local_rope=True,
+)
+
+_DEEPSEEK = Family(
+    latent=True,
+    interleaved=True,
+    attention_bias=AttentionBias.CONFIGURED,
+    routing=Routing.DEEPSEEK,
+    absent={
+        "vocab_size": 129280,
+        "hidden_size": 7168,
+        "intermediate_size": 18432,
+        "num_hidden_layers": 61,
+        "num_attention_heads": 128,
+        "max_position_embeddings": 4096,
+    },
+)
+_LLAMA_4 = Family(
+    rms_eps=1e-5,
+    rope_theta=500000.0,
+    head_dim=128,
+    interleaved=True,
+    dense_size="intermediate_size_mlp",
+    attention_bias=AttentionBias.CONFIGURED,
+    windows=Windows.CHUNKS,
+    window=8192,
+    routing=Routing.LLAMA_4,
+    absent={
+        "vocab_size": 202048,
+        "hidden_size": 5120,
+        "intermediate_size": 8192,
+        "intermediate_size_mlp": 16384,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+    },
 )
 
 FAMILIES = {
@@ -129,5 +174,10 @@ FAMILIES = {
         },
     ),
     "Phi3ForCausalLM": Family(rms_eps=1e-5, windows=Windows.ALL, partial_rotary=True),
+    "DeepseekV3ForCausalLM": _DEEPSEEK,
+    "Kimi_K25ForConditionalGeneration": replace(_DEEPSEEK, text_part=True),
+    "KimiK25ForConditionalGeneration": replace(_DEEPSEEK, text_part=True),
+    "Llama4ForCausalLM": _LLAMA_4,
+    "Llama4ForConditionalGeneration": replace(_LLAMA_4, text_part=True),
 }
 SUPPORTED = tuple(FAMILIES)

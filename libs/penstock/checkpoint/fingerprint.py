@@ -6,11 +6,29 @@ import hashlib
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from penstock.checkpoint.directory import Checkpoint, inspect
 from penstock.checkpoint.errors import CheckpointError
 
 _CHUNK = 1 << 20
+_LATER: dict[str, object] = {
+    "sigmoid": False,
+    "corrected": False,
+    "groups": 1,
+    "groups_used": 1,
+    "scaling": 1.0,
+    "shared_size": 0,
+    "weighs_inputs": False,
+    "interleaved": False,
+    "latent": None,
+    "chunked": False,
+    "unrotated": [],
+    "key_norm": False,
+    "temperature": None,
+    "predictors": 0,
+}
+"""Fields that came after "v1": they count where they are set, so that KV that was kept before them stays good."""
 
 
 def fingerprint(model: str | Path | Checkpoint) -> str:
@@ -22,11 +40,24 @@ def fingerprint(model: str | Path | Checkpoint) -> str:
     """
     checkpoint = model if isinstance(model, Checkpoint) else inspect(model)
     digest = hashlib.sha256(b"penstock model v1")
-    described = json.dumps(asdict(checkpoint.config), sort_keys=True).encode()
+    fields = _described(asdict(checkpoint.config))
+    if checkpoint.quantisation is not None:
+        fields["quantisation"] = asdict(checkpoint.quantisation)
+    described = json.dumps(fields, sort_keys=True).encode()
     digest.update(len(described).to_bytes(8, "little") + described)
     for file in checkpoint.weight_files:
         _add_file(digest, file)
     return digest.hexdigest()
+
+
+def _described(fields: dict[str, Any]) -> dict[str, Any]:
+    kept: dict[str, Any] = {}
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            kept[name] = _described(value)
+        elif name not in _LATER or (list(value) if isinstance(value, tuple) else value) != _LATER[name]:
+            kept[name] = value
+    return kept
 
 
 def tokenizer_fingerprint(model: str | Path | Checkpoint) -> str:

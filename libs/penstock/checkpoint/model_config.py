@@ -10,26 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.checkpoint.families import FAMILIES, SUPPORTED, AttentionBias, Family, Routing
+from penstock.checkpoint.attention import KvForm, Latent, Temperature, parse_latent
+from penstock.checkpoint.experts import Experts, parse_experts
+from penstock.checkpoint.families import FAMILIES, SUPPORTED, AttentionBias, Family, Windows
 from penstock.checkpoint.files import Json
 from penstock.checkpoint.reading import Reader
 from penstock.checkpoint.rope import Rope, parse_rotation
-from penstock.checkpoint.windows import parse_windows
+from penstock.checkpoint.windows import parse_windows, unrotated_layers
 
 _MAX_LAYERS = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class Experts:
-    """Feed-forward blocks of which each token uses a few."""
-
-    count: int
-    per_token: int
-    intermediate_size: int
-    normalised: bool
-    """The weights of a token's experts are made to sum to 1."""
-    layers: tuple[bool, ...]
-    """Which layers have experts; the others have one block for all tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +44,9 @@ class ModelConfig:
     qk_norm: bool
     """Queries and keys are RMS-normalised per head before the rotation (Qwen3, Gemma 3)."""
     rotary_dim: int
-    """Leading dimensions of a head that the rotation turns."""
+    """Leading dimensions of a head that the rotation turns; with `latent`, the last ones."""
     windows: tuple[int | None, ...]
-    """By layer: the tokens that a row looks at, its own included; None: all up to its own."""
+    """By layer: the tokens that a row looks at, its own included; None: all up to its own. See `chunked`."""
     attention_scale: float
     """Scores are products of queries and keys, times this."""
     local_rope: Rope | None = None
@@ -73,6 +62,23 @@ class ModelConfig:
     post_norms: bool = False
     """What attention and feed-forward add is normalised first (Gemma)."""
     experts: Experts | None = None
+    latent: Latent | None = None
+    chunked: bool = False
+    """Windows do not slide: texts are cut into chunks of so many tokens, and a row looks at its own chunk (Llama 4)."""
+    unrotated: tuple[int, ...] = ()
+    """Layers without positions."""
+    key_norm: bool = False
+    """Queries and keys are RMS-normalised behind the rotation, without weights, where there is one (Llama 4)."""
+    temperature: Temperature | None = None
+    predictors: int = 0
+    """Layers behind the last that predict further tokens (DeepSeek-V3); the decoder leaves them alone."""
+
+    @property
+    def kv(self) -> KvForm:
+        """What each layer keeps of a token."""
+        if self.latent is not None:
+            return KvForm(1, 1, self.latent.rank + self.rotary_dim)
+        return KvForm(2, self.n_kv_heads, self.head_dim)
 
 
 def text_values(file: Path, values: Json) -> Json:
@@ -94,22 +100,22 @@ def parse_config(file: Path, values: Json, context: int | None = None) -> ModelC
     family = FAMILIES[architecture]
     _refuse_unsupported(read, family)
     heads, hidden = read.integer("num_attention_heads"), read.integer("hidden_size")
-    kv_heads = read.integer("num_key_value_heads", heads)
-    head_dim = read.integer("head_dim", family.head_dim or max(1, hidden // heads))
+    latent, head_dim, turned = _heads(read, family, max(1, hidden // heads))
+    kv_heads = heads if latent is not None else read.integer("num_key_value_heads", heads)
     if heads % kv_heads:
         raise read.fail(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
-    if head_dim % 2:
-        raise read.fail(f"head_dim {head_dim} is odd; the rotation needs pairs")
     layers = read.integer("num_hidden_layers")
     if layers > _MAX_LAYERS:
         raise read.fail(f"num_hidden_layers must be at most {_MAX_LAYERS}, not {layers}")
-    rotation = parse_rotation(read, family, head_dim, context)
+    rotation = parse_rotation(read, family, turned, context)
     biased = family.attention_bias is AttentionBias.CONFIGURED and read.flag("attention_bias", False)
+    scale = (read.number("query_pre_attn_scalar", 256) if family.gemma else head_dim) ** -0.5
+    llama_4 = family.windows is Windows.CHUNKS
     return ModelConfig(
         architecture=architecture,
         vocab_size=read.integer("vocab_size"),
         hidden_size=hidden,
-        intermediate_size=read.integer("intermediate_size"),
+        intermediate_size=read.integer(family.dense_size, family.absent.get(family.dense_size)),
         n_layers=layers,
         n_heads=heads,
         n_kv_heads=kv_heads,
@@ -124,7 +130,7 @@ def parse_config(file: Path, values: Json, context: int | None = None) -> ModelC
         qk_norm=family.qk_norm,
         rotary_dim=rotation.rotary_dim,
         windows=parse_windows(read, family, layers),
-        attention_scale=(read.number("query_pre_attn_scalar", 256) if family.gemma else head_dim) ** -0.5,
+        attention_scale=scale * rotation.sharpness,
         local_rope=rotation.local_rope,
         attention_softcap=_attention_softcap(read, family),
         logit_softcap=read.number_or_null("final_logit_softcapping", family.logit_softcap) if family.gemma else None,
@@ -132,8 +138,31 @@ def parse_config(file: Path, values: Json, context: int | None = None) -> ModelC
         activation="gelu_tanh" if family.gemma else "silu",
         norm_offset=family.gemma,
         post_norms=family.gemma,
-        experts=_experts(read, family, layers),
+        experts=parse_experts(read, family, layers),
+        latent=latent,
+        chunked=llama_4,
+        unrotated=unrotated_layers(read, layers) if llama_4 else (),
+        key_norm=llama_4 and read.flag("use_qk_norm", True),
+        temperature=_temperature(read) if llama_4 else None,
+        predictors=read.count("num_nextn_predict_layers", 0) if latent is not None else 0,
     )
+
+
+def _heads(read: Reader, family: Family, usual: int) -> tuple[Latent | None, int, int]:
+    """(the latent form, dimensions of a query's head, how many of them turn)."""
+    if family.latent:
+        latent, turned = parse_latent(read)
+        return latent, latent.plain_dim + turned, turned
+    head_dim = read.integer("head_dim", family.head_dim or usual)
+    if head_dim % 2:
+        raise read.fail(f"head_dim {head_dim} is odd; the rotation needs pairs")
+    return None, head_dim, head_dim
+
+
+def _temperature(read: Reader) -> Temperature | None:
+    if not read.flag("attn_temperature_tuning", True):
+        return None
+    return Temperature(read.number("attn_scale", 0.1), read.integer("floor_scale", 8192))
 
 
 def _architecture(read: Reader) -> str:
@@ -146,8 +175,6 @@ def _architecture(read: Reader) -> str:
 
 
 def _refuse_unsupported(read: Reader, family: Family) -> None:
-    if read.values.get("quantization_config"):
-        raise read.fail("quantization_config: quantised weights are not supported")
     if family.gemma:
         read.only("hidden_activation", "gelu_pytorch_tanh", "gelu_pytorch_tanh")
         read.only("use_bidirectional_attention", None, False, None)
@@ -161,36 +188,3 @@ def _attention_softcap(read: Reader, family: Family) -> float | None:
     if family.gemma:
         read.only("attn_logit_softcapping", None, None)
     return None
-
-
-def _experts(read: Reader, family: Family, layers: int) -> Experts | None:
-    if family.routing is Routing.NONE:
-        return None
-    mixtral = family.routing is Routing.MIXTRAL
-    count = _expert_count(read, 8 if mixtral else 128)
-    per_token = read.integer("num_experts_per_tok", 2 if mixtral else 8)
-    if per_token > count:
-        raise read.fail(f"num_experts_per_tok {per_token} must not be more than the {count} experts")
-    return Experts(
-        count=count,
-        per_token=per_token,
-        intermediate_size=read.integer("intermediate_size" if mixtral else "moe_intermediate_size"),
-        normalised=mixtral or read.flag("norm_topk_prob", False),
-        layers=(True,) * layers if mixtral else _sparse_layers(read, layers),
-    )
-
-
-def _expert_count(read: Reader, usual: int) -> int:
-    """Both names are in use, for either family."""
-    counts = {read.integer(key) for key in ("num_experts", "num_local_experts") if read.values.get(key) is not None}
-    if len(counts) > 1:
-        raise read.fail(f"num_experts and num_local_experts must be the same number, not {sorted(counts)}")
-    return counts.pop() if counts else usual
-
-
-def _sparse_layers(read: Reader, layers: int) -> tuple[bool, ...]:
-    dense = read.values.get("mlp_only_layers") or []
-    if not isinstance(dense, list) or not all(type(layer) is int and 0 <= layer < layers for layer in dense):
-        raise read.fail(f"mlp_only_layers must be a list of layer numbers below {layers}, not {dense!r}")
-    step = read.integer("decoder_sparse_step", 1)
-    return tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(layers))

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from penstock.checkpoint.model_config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class LatentNames:
+    """Where keys and values are made from a common vector."""
+
+    query_norm: str = "self_attn.q_a_layernorm"
+    query: str = "self_attn.q_b_proj"
+    norm: str = "self_attn.kv_a_layernorm"
+    keys_values: str = "self_attn.kv_b_proj"
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,9 +23,11 @@ class LayerNames:
 
     input_norm: str = "input_layernorm"
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    """What reads the hidden state: for queries, then for what is kept."""
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
     out: str = "self_attn.o_proj"
+    latent: LatentNames | None = None
     attention_post_norm: str = "post_attention_layernorm"
     """Only where the model has post_norms."""
     mlp_norm: str = "post_attention_layernorm"
@@ -21,12 +35,29 @@ class LayerNames:
     down: str = "mlp.down_proj"
     mlp_post_norm: str = "post_feedforward_layernorm"
     router: str = "mlp.gate"
+    router_bias: str = "mlp.gate.e_score_correction_bias"
+    """The whole name; only where choices are corrected."""
     expert_gate_up: tuple[str, ...] = ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj")
     expert_down: str = "mlp.experts.{}.down_proj"
+    all_gate_up: str | None = None
+    """The whole name of the tensor [experts, hidden, 2 * inner] that has all of them, instead of one for each; ..."""
+    all_down: str | None = None
+    """... and that of [experts, inner, hidden]."""
+    shared_gate_up: tuple[str, ...] = ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj")
+    shared_down: str = "mlp.shared_experts.down_proj"
 
 
 _PLAIN = LayerNames()
 _GEMMA = LayerNames(mlp_norm="pre_feedforward_layernorm")
+_LLAMA_4 = LayerNames(
+    gate_up=("feed_forward.gate_proj", "feed_forward.up_proj"),
+    down="feed_forward.down_proj",
+    router="feed_forward.router",
+    all_gate_up="feed_forward.experts.gate_up_proj",
+    all_down="feed_forward.experts.down_proj",
+    shared_gate_up=("feed_forward.shared_expert.gate_proj", "feed_forward.shared_expert.up_proj"),
+    shared_down="feed_forward.shared_expert.down_proj",
+)
 _OTHERS = {
     "MixtralForCausalLM": LayerNames(
         router="block_sparse_moe.gate",
@@ -37,9 +68,15 @@ _OTHERS = {
     "Gemma3ForCausalLM": _GEMMA,
     "Gemma3ForConditionalGeneration": _GEMMA,
     "Phi3ForCausalLM": LayerNames(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",)),
+    "Llama4ForCausalLM": _LLAMA_4,
+    "Llama4ForConditionalGeneration": _LLAMA_4,
 }
 
 
-def layer_names(architecture: str) -> LayerNames:
-    """The names in checkpoints of `architecture`."""
-    return _OTHERS.get(architecture, _PLAIN)
+def layer_names(config: ModelConfig) -> LayerNames:
+    """The names in checkpoints of such models."""
+    names = _OTHERS.get(config.architecture, _PLAIN)
+    if config.latent is None:
+        return names
+    query = "self_attn.q_proj" if config.latent.query_rank is None else "self_attn.q_a_proj"
+    return replace(names, qkv=(query, "self_attn.kv_a_proj_with_mqa"), latent=LatentNames())

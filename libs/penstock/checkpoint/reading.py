@@ -31,6 +31,19 @@ class Reader:
             raise self.fail(f"{key} must be a positive integer, not {value!r}")
         return value
 
+    def count(self, key: str, default: int) -> int:
+        """As `integer`, but 0 is possible."""
+        value = self.values.get(key)
+        value = default if value is None else value
+        return 0 if type(value) is int and value == 0 else self.integer(key, default)
+
+    def layer_numbers(self, key: str, layers: int) -> list[int]:
+        """Numbers of layers; none when the field is absent."""
+        value = self.values.get(key) or []
+        if not isinstance(value, list) or not all(type(layer) is int and 0 <= layer < layers for layer in value):
+            raise self.fail(f"{key} must be a list of layer numbers below {layers}, not {value!r}")
+        return value
+
     def number(self, key: str, default: float | None = None) -> float:
         value = self.values.get(key)
         return self._positive(key, default if value is None else value)

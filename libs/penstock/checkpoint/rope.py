@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.checkpoint.families import Family
@@ -32,6 +32,8 @@ class Rope:
     truncate: bool = True
     factors: tuple[float, ...] = ()
     """Each pair's frequency is divided by its own (longrope)."""
+    interleaved: bool = False
+    """Dimensions 2 i and 2 i + 1 turn together, instead of i and i + dim / 2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +44,10 @@ class Rotation:
     local_rope: Rope | None
     """Of layers with a window, where it is another one (Gemma 3)."""
     rotary_dim: int
-    """Leading dimensions of a head that turn; the rest say nothing about position."""
+    """Dimensions of a head that turn; the rest say nothing about position."""
     max_positions: int
+    sharpness: float = 1.0
+    """Scores are multiplied by it (DeepSeek)."""
 
 
 def parse_rotation(read: Reader, family: Family, head_dim: int, context: int | None) -> Rotation:
@@ -61,7 +65,10 @@ def parse_rotation(read: Reader, family: Family, head_dim: int, context: int | N
     if family.partial_rotary and kind != "default":
         return _longrope(read, settings, kind, theta, rotary_dim=rotary_dim, context=context)
     original = _original(read, _original(settings, longest))  # outside of the settings it has the last word
-    return Rotation(_rope(settings, kind, theta, original), None, rotary_dim, longest)
+    rope = _rope(settings, kind, theta, original)
+    if family.interleaved and read.flag("rope_interleave", True):
+        rope = replace(rope, interleaved=True)
+    return Rotation(rope, None, rotary_dim, longest, _sharpness(settings, kind) if family.latent else 1.0)
 
 
 def _settings(read: Reader) -> Reader:
@@ -150,14 +157,23 @@ def _rope(settings: Reader, kind: Any, theta: float, original: int) -> Rope:
 def _yarn_attention(settings: Reader, factor: float) -> float:
     """How much longer contexts sharpen attention; equation 22 of the YaRN paper (Peng et al., 2023)."""
 
-    def temperature(scale: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
-
     if settings.values.get("attention_factor") is not None:
         return settings.number("attention_factor")
     if settings.values.get("mscale") and settings.values.get("mscale_all_dim"):
-        return temperature(settings.number("mscale")) / temperature(settings.number("mscale_all_dim"))
-    return temperature(1.0)
+        all_dim = settings.number("mscale_all_dim")
+        return _temperature(factor, settings.number("mscale")) / _temperature(factor, all_dim)
+    return _temperature(factor, 1.0)
+
+
+def _temperature(factor: float, scale: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+
+
+def _sharpness(settings: Reader, kind: Any) -> float:
+    """DeepSeek's models sharpen all dimensions of queries and keys, those that do not turn too."""
+    if kind == "default" or not settings.values.get("mscale_all_dim"):
+        return 1.0
+    return _temperature(settings.number("factor"), settings.number("mscale_all_dim")) ** 2
 
 
 def _longrope(

@@ -23,9 +23,13 @@ DTYPE_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 """The element types of weights that this engine loads."""
 TABLE_BYTES = {"I64": 8, "BOOL": 1}
 """Those of tables that some checkpoints have beside their weights."""
+QUANTISED_BYTES = {"F8_E4M3": 1, "I32": 4, **TABLE_BYTES}
+"""Those of quantised matrices, and of what is beside them; see quantised."""
+_BYTES = {**DTYPE_BYTES, **QUANTISED_BYTES}
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 """The output projection, where it is not the embedding."""
+_OF_PICTURES = ("vision_tower.", "vision_model.", "multi_modal_projector.", "mm_projector.")
 _MAX_HEADER = 100_000_000
 _MOST_AXES, _BEYOND = 16, 1 << 63
 """Of a tensor, and for its numbers: more of either means harm."""
@@ -40,10 +44,16 @@ class TensorInfo:
     shape: tuple[int, ...]
     offset: int
     """Of the tensor's first byte in the file."""
+    scale: TensorInfo | None = None
+    """By what its numbers are to be multiplied, see quantised."""
+    grid: tuple[int, int] = (1, 1)
+    """Rows and columns that have one scale."""
 
     @property
     def nbytes(self) -> int:
-        return math.prod(self.shape) * {**DTYPE_BYTES, **TABLE_BYTES}[self.dtype]
+        """In the file, without scales."""
+        count = math.prod(self.shape)
+        return count // 2 if self.dtype == "I4" else count * _BYTES[self.dtype]
 
 
 def weight_files(directory: Path) -> tuple[Path, ...]:
@@ -84,8 +94,14 @@ def text_tensors(tensors: dict[str, TensorInfo]) -> dict[str, TensorInfo]:
     return {
         name.removeprefix("language_model."): info
         for name, info in tensors.items()
-        if not name.startswith(("vision_tower.", "multi_modal_projector."))
+        if not name.removeprefix("model.").startswith(_OF_PICTURES)
     }
+
+
+def decoder_tensors(tensors: dict[str, TensorInfo], config: ModelConfig) -> dict[str, TensorInfo]:
+    """All but those of the layers that predict further tokens."""
+    beyond = tuple(f"model.layers.{config.n_layers + number}." for number in range(config.predictors))
+    return {name: info for name, info in tensors.items() if not name.startswith(beyond)} if beyond else tensors
 
 
 def _read_header(file: Path, dtypes: Mapping[str, int]) -> Iterator[tuple[str, TensorInfo]]:
@@ -155,41 +171,61 @@ def needed_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     }
     if not config.tied:
         needed[HEAD] = (config.vocab_size, hidden)
-    names = layer_names(config.architecture)
+    names = layer_names(config)
     for layer in range(config.n_layers):
         prefix = f"model.layers.{layer}."
-        for name, rows, columns, bias in _linears(config, names, layer):
+        for name, rows, columns, bias in (*_attention(config, names), *_feed_forward(config, names, layer)):
             needed[f"{prefix}{name}.weight"] = (rows, columns)
             if bias:
                 needed[f"{prefix}{name}.bias"] = (rows,)
         for name, width in _norms(config, names):
             needed[f"{prefix}{name}.weight"] = (width,)
+        for name, shape in _tables(config, names, layer):
+            needed[f"{prefix}{name}"] = shape
     return needed
 
 
-def _linears(config: ModelConfig, names: LayerNames, layer: int) -> Iterator[tuple[str, int, int, bool]]:
-    """(name, rows, columns, whether it has a bias) of each matrix of a layer."""
-    hidden = config.hidden_size
-    q, kv = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
-    yield from _stacked(names.qkv, (q, kv, kv), hidden, config.qkv_bias)
-    yield names.out, hidden, q, config.o_bias
-    experts = config.experts
+_Linear = tuple[str, int, int, bool]
+"""A matrix: name, rows, columns, whether it has a bias."""
+
+
+def _attention(config: ModelConfig, names: LayerNames) -> Iterator[_Linear]:
+    hidden, heads, latent = config.hidden_size, config.n_heads, config.latent
+    queries, kept = heads * config.head_dim, config.n_kv_heads * config.head_dim
+    if latent is None or names.latent is None:
+        yield from _stacked(names.qkv, (queries, kept, kept), hidden, config.qkv_bias)
+        yield names.out, hidden, queries, config.o_bias
+        return
+    asked, made = names.qkv
+    yield asked, latent.query_rank or queries, hidden, config.qkv_bias and latent.query_rank is not None
+    yield made, latent.rank + config.rotary_dim, hidden, config.qkv_bias
+    if latent.query_rank is not None:
+        yield names.latent.query, queries, latent.query_rank, False
+    yield names.latent.keys_values, heads * (latent.plain_dim + latent.value_dim), latent.rank, False
+    yield names.out, hidden, heads * latent.value_dim, config.o_bias
+
+
+def _feed_forward(config: ModelConfig, names: LayerNames, layer: int) -> Iterator[_Linear]:
+    hidden, experts = config.hidden_size, config.experts
     if experts is None or not experts.layers[layer]:
         inner = config.intermediate_size
         yield from _stacked(names.gate_up, (inner, inner), hidden, config.mlp_bias)
         yield names.down, hidden, inner, config.mlp_bias
         return
-    inner = experts.intermediate_size
     yield names.router, experts.count, hidden, False
+    if experts.shared_size:
+        yield from _stacked(names.shared_gate_up, (experts.shared_size, experts.shared_size), hidden, False)
+        yield names.shared_down, hidden, experts.shared_size, False
+    if names.all_gate_up is not None:
+        return
+    inner = experts.intermediate_size
     for expert in range(experts.count):
         own = [name.format(expert) for name in names.expert_gate_up]
         yield from _stacked(own, (inner, inner), hidden, False)
         yield names.expert_down.format(expert), hidden, inner, False
 
 
-def _stacked(
-    names: Sequence[str], rows: Sequence[int], columns: int, bias: bool
-) -> Iterator[tuple[str, int, int, bool]]:
+def _stacked(names: Sequence[str], rows: Sequence[int], columns: int, bias: bool) -> Iterator[_Linear]:
     """One matrix for each name, or all in one."""
     for name, height in zip(names, rows if len(names) > 1 else [sum(rows)], strict=True):
         yield name, height, columns, bias
@@ -204,11 +240,28 @@ def _norms(config: ModelConfig, names: LayerNames) -> Iterator[tuple[str, int]]:
     if config.qk_norm:
         yield names.q_norm, config.head_dim
         yield names.k_norm, config.head_dim
+    if config.latent is not None and names.latent is not None:
+        if config.latent.query_rank is not None:
+            yield names.latent.query_norm, config.latent.query_rank
+        yield names.latent.norm, config.latent.rank
+
+
+def _tables(config: ModelConfig, names: LayerNames, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Whole names and shapes of what is neither a matrix nor a norm."""
+    experts, hidden = config.experts, config.hidden_size
+    if experts is None or not experts.layers[layer]:
+        return
+    if experts.corrected:
+        yield names.router_bias, (experts.count,)
+    if names.all_gate_up is not None and names.all_down is not None:
+        yield names.all_gate_up, (experts.count, hidden, 2 * experts.intermediate_size)
+        yield names.all_down, (experts.count, experts.intermediate_size, hidden)
 
 
 def check_tensors(directory: Path, config: ModelConfig, tensors: dict[str, TensorInfo]) -> None:
     """Raises CheckpointError unless `tensors` are exactly what `config` describes."""
-    least = config.n_layers + (sum(config.experts.layers) * config.experts.count if config.experts else 0)
+    each = config.experts is not None and layer_names(config).all_gate_up is None
+    least = config.n_layers + (sum(config.experts.layers) * config.experts.count if config.experts and each else 0)
     if least > len(tensors):  # known before the names of millions are made
         raise CheckpointError(
             directory,

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from penstock.checkpoint import KvForm
 from penstock.runtime.config import ConfigError, Size, at_least, more_than, one_of, within
 
 DTYPES = ("auto", "float32", "bfloat16", "int8", "float8")
@@ -169,10 +170,10 @@ class EngineConfig(EngineSettings):
     """A Hugging Face model directory."""
 
 
-def kv_token_bytes(kv_dtype: str, layers: int, kv_heads: int, head_dim: int) -> int:
-    """Bytes of one token's keys and values."""
-    vector = {"float32": 4 * head_dim, "bfloat16": 2 * head_dim, "int8": head_dim + 4}[kv_dtype]
-    return 2 * layers * kv_heads * vector
+def kv_token_bytes(kv_dtype: str, layers: int, form: KvForm) -> int:
+    """Bytes that `layers` layers keep of one token."""
+    vector = {"float32": 4 * form.width, "bfloat16": 2 * form.width, "int8": form.width + 4}[kv_dtype]
+    return layers * form.planes * form.heads * vector
 
 
 def _own_kv(dtype: str) -> str:

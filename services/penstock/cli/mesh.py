@@ -462,7 +462,7 @@ def _child(options: MeshOptions, service: str, stage: int, *arguments: str, numb
 
 def _check_tiers(options: MeshOptions, engine: EngineSettings, shape: ModelConfig) -> None:
     """A tier holds a few blocks of each model at least. Raises ConfigError."""
-    token_bytes = kv_token_bytes(engine.kv, shape.n_layers, shape.n_kv_heads, shape.head_dim)
+    token_bytes = kv_token_bytes(engine.kv, shape.n_layers, shape.kv)
     for name in ("kv_host_bytes", "kv_nvme_bytes", "kv_gpu_bytes"):
         share = getattr(options, name) // len(options.models)
         check_blocks(f"--{name.replace('_', '-')}", share, engine.block_size * token_bytes)

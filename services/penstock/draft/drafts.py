@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
-from penstock.checkpoint import CheckpointError, tokenizer_fingerprint
+from penstock.checkpoint import CheckpointError, KvForm, tokenizer_fingerprint
 from penstock.draft.config import DraftConfig
 from penstock.engine.config import kv_token_bytes
 from penstock.engine.errors import EngineError
@@ -348,7 +348,7 @@ def _load_head(config: DraftConfig) -> LoadedDraft:
         raise ConfigError("model", config.model, str(error)) from error
     try:
         head = inspect_head(config.head, target)
-        room = _fitting(config, kv_token_bytes("float32", 1, head.n_kv_heads, head.head_dim))
+        room = _fitting(config, kv_token_bytes("float32", 1, KvForm(2, head.n_kv_heads, head.head_dim)))
         model = HeadForesight(config.engine(config.kv_pool_tokens or room), target, head)
     except CheckpointError as error:
         raise ConfigError("head", config.head, str(error)) from error
@@ -363,7 +363,7 @@ def _room(config: DraftConfig) -> int:
 
     checkpoint = inspect(config.model)
     engine, shape = settled(config.engine(1), checkpoint), checkpoint.config
-    return _fitting(config, kv_token_bytes(engine.kv, shape.n_layers, shape.n_kv_heads, shape.head_dim))
+    return _fitting(config, kv_token_bytes(engine.kv, shape.n_layers, shape.kv))
 
 
 def _fitting(config: DraftConfig, size: int) -> int:

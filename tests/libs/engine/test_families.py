@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from penstock.checkpoint import SUPPORTED, CheckpointError, Rope, fingerprint, inspect
 from penstock.checkpoint.model_config import parse_config, text_values
@@ -40,6 +41,14 @@ SIZES = {
 EXPERTS = {"num_local_experts": 5, "num_experts_per_tok": 2}
 QWEN_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "head_dim": 16}
 GEMMA = {"head_dim": 16, "sliding_window": 21, "query_pre_attn_scalar": 24}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
 LOCAL_GLOBAL = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
@@ -55,6 +64,37 @@ LONGROPE = {
         "long_factor": [1.0, 2.5, 9.0],
     },
 }
+LATENT = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 20,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 20,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+}
+DEEP_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 64,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
+LLAMA_4 = {
+    "head_dim": 16,
+    "intermediate_size_mlp": 40,
+    "num_local_experts": 5,
+    "num_hidden_layers": 4,
+    "attention_chunk_size": 24,
+    "floor_scale": 16,
+    "rms_norm_eps": 1e-5,
+}
 VISION = {
     "hidden_size": 16,
     "intermediate_size": 16,
@@ -63,6 +103,15 @@ VISION = {
     "image_size": 28,
     "patch_size": 14,
 }
+WHOLE = {
+    "gemma": ("Gemma3", {"vision_config": VISION, "mm_tokens_per_image": 4}),
+    "kimi": ("Kimi_K25", {"vision_config": {**VISION, "rope_parameters": None}, "projection_hidden_size": 16}),
+    "llama": (
+        "Llama4",
+        {"vision_config": {**VISION, "vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16}},
+    ),
+}
+"""Models of text and pictures: the class, and what it needs beside the text part."""
 CASES = {
     "mistral-window": ("Mistral", {"sliding_window": 33}),
     "qwen2-late-windows": ("Qwen2", {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}),
@@ -86,7 +135,25 @@ CASES = {
     "gemma2-uncapped": ("Gemma2", {**GEMMA, "attn_logit_softcapping": None, "final_logit_softcapping": None}),
     "gemma3": ("Gemma3", {**GEMMA, "sliding_window_pattern": 2}),
     "gemma3-scaled": ("Gemma3", {**GEMMA, "sliding_window_pattern": 3, "rope_parameters": LOCAL_GLOBAL}),
-    "gemma3-text-part": ("Gemma3", {**GEMMA, "sliding_window_pattern": 2, "with_pictures": True}),
+    "gemma3-text-part": ("Gemma3", {**GEMMA, "sliding_window_pattern": 2, "with_pictures": "gemma"}),
+    "deepseek": ("DeepseekV3", LATENT),
+    "deepseek-yarn": ("DeepseekV3", {**LATENT, "rope_parameters": DEEP_YARN, "n_shared_experts": 2}),
+    "deepseek-plain-queries": (
+        "DeepseekV3",
+        {**LATENT, "q_lora_rank": None, "attention_bias": True, "n_group": 1, "topk_group": 1},
+    ),
+    "deepseek-dense": ("DeepseekV3", {**LATENT, "first_k_dense_replace": 3, "rope_interleave": False}),
+    "llama4": ("Llama4", LLAMA_4),
+    "llama4-some-dense": (
+        "Llama4",
+        {**LLAMA_4, "interleave_moe_layer_step": 2, "num_experts_per_tok": 2, "use_qk_norm": False},
+    ),
+    "llama4-scaled": (
+        "Llama4",
+        {**LLAMA_4, "rope_parameters": LLAMA3, "attn_temperature_tuning": False, "no_rope_layers": [0, 1, 1, 1]},
+    ),
+    "kimi-text-part": ("DeepseekV3", {**LATENT, "with_pictures": "kimi"}),
+    "llama4-text-part": ("Llama4", {**LLAMA_4, "with_pictures": "llama"}),
     "phi3": ("Phi3", {"sliding_window": 40}),
     "phi3-partial-tied": ("Phi3", {"partial_rotary_factor": 0.5, "tie_word_embeddings": True}),
     "phi3-longrope-short": ("Phi3", LONGROPE),
@@ -97,16 +164,30 @@ CONTEXT = {"phi3-longrope-long": 512}
 LENGTHS = (1, 16, 17, 40, 63, 170)
 
 
-def drawn(family, with_pictures=False, **fields):
+def config_class(family):
+    return getattr(transformers, f"{family}{'Text' if family in ('Gemma3', 'Llama4') else ''}Config")
+
+
+def drawn(family, with_pictures=None, **fields):
     """A random model of transformers."""
-    config = getattr(transformers, f"{family}{'Text' if family == 'Gemma3' else ''}Config")(**{**SIZES, **fields})
+    config = config_class(family)(**{**SIZES, **fields})
     config._attn_implementation = "eager"
     if not with_pictures:
         return getattr(transformers, f"{family}ForCausalLM")(config)
-    whole = transformers.Gemma3Config(text_config=config, vision_config=VISION, mm_tokens_per_image=4)
+    whole_config, more = WHOLE[with_pictures]
+    whole = getattr(transformers, f"{whole_config}Config")(text_config=config, **more)
     whole._attn_implementation = "eager"
     whole.initializer_range = SIZES["initializer_range"]
-    return transformers.Gemma3ForConditionalGeneration(whole)
+    return getattr(transformers, f"{whole_config}ForConditionalGeneration")(whole)
+
+
+def with_published_names(file):
+    """transformers saves the text part's layers as if they were the picture part's blocks; published files do not."""
+    tensors = {
+        name.replace("language_model.model.blocks.", "language_model.model.layers."): tensor
+        for name, tensor in load_file(file).items()
+    }
+    save_file(tensors, file, metadata={"format": "pt"})
 
 
 class Case:
@@ -121,9 +202,15 @@ class Case:
             for key, weight in model.named_parameters():
                 if "norm" in key or key.endswith(".bias"):
                     weight += torch.randn_like(weight) / 5
+            for key, weight in model.named_buffers():
+                if key.endswith("e_score_correction_bias"):
+                    weight += torch.randn_like(weight)
+            for key, weight in model.named_parameters():
                 if family.startswith("Gemma") and "embed_tokens" in key:
                     weight *= 0.1  # else the scaled embedding drowns the rest, and each token follows itself
         model.save_pretrained(directory)
+        if fields.get("with_pictures") == "kimi":
+            with_published_names(directory / "model.safetensors")
         write_tokenizer(directory / "tokenizer.json")
         self.model = model
         long = self.context is not None
@@ -260,23 +347,48 @@ def parsed(architecture, **fields):
 
 @pytest.mark.parametrize("architecture", SUPPORTED)
 def test_absent_fields_mean_what_transformers_takes_them_for(architecture):
-    family = architecture.partition("For")[0]
-    theirs = getattr(transformers, f"{family}{'Text' if family == 'Gemma3' else ''}Config")(**SIZES)
+    family = {"Kimi_K25": "DeepseekV3", "KimiK25": "DeepseekV3"}.get(*[architecture.partition("For")[0]] * 2)
+    theirs = config_class(family)(**SIZES)
     ours = parsed(architecture, **({"moe_intermediate_size": 768} if family == "Qwen3Moe" else {}))
-    sliding = getattr(theirs, "sliding_window", None)
-    types = getattr(theirs, "layer_types", None) or ["sliding_attention" if sliding else "full_attention"] * 3
-    assert ours.windows == tuple(sliding if kind == "sliding_attention" else None for kind in types)
+    width = getattr(theirs, "sliding_window", None) or getattr(theirs, "attention_chunk_size", None)
+    types = getattr(theirs, "layer_types", None) or ["sliding_attention" if width else "full_attention"] * 3
+    assert ours.windows == tuple(None if kind == "full_attention" else width for kind in types)
     assert (ours.rms_eps, ours.tied) == (theirs.rms_norm_eps, theirs.tie_word_embeddings)
-    assert ours.head_dim == (getattr(theirs, "head_dim", None) or SIZES["hidden_size"] // SIZES["num_attention_heads"])
     ropes = theirs.rope_parameters
     assert ours.rope.theta == ropes.get("full_attention", ropes)["rope_theta"]
     assert ours.local_rope is None or ours.local_rope.theta == ropes["sliding_attention"]["rope_theta"]
     assert ours.attention_softcap == getattr(theirs, "attn_logit_softcapping", None)
     assert ours.logit_softcap == getattr(theirs, "final_logit_softcapping", None)
     assert ours.attention_scale == getattr(theirs, "query_pre_attn_scalar", ours.head_dim) ** -0.5
+    head_dim = getattr(theirs, "head_dim", None) or SIZES["hidden_size"] // SIZES["num_attention_heads"]
+    latent = ours.latent
+    if latent is not None:
+        assert (ours.head_dim, ours.rotary_dim) == (theirs.qk_head_dim, head_dim)
+        assert (latent.rank, latent.query_rank) == (theirs.kv_lora_rank, theirs.q_lora_rank)
+        assert (latent.plain_dim, latent.value_dim) == (theirs.qk_nope_head_dim, theirs.v_head_dim)
+    else:
+        assert ours.head_dim == head_dim
+    if architecture.startswith("Llama4"):
+        assert [layer not in ours.unrotated for layer in range(3)] == [bool(each) for each in theirs.no_rope_layers]
+        assert (ours.temperature.strength, ours.temperature.tokens) == (theirs.attn_scale, theirs.floor_scale)
+        assert ours.key_norm == theirs.use_qk_norm and ours.intermediate_size == theirs.intermediate_size_mlp
+        assert [layer for layer, sparse in enumerate(ours.experts.layers) if sparse] == theirs.moe_layers
     if ours.experts is not None:
-        assert (ours.experts.count, ours.experts.per_token) == (theirs.num_experts, theirs.num_experts_per_tok)
-        assert ours.experts.normalised == getattr(theirs, "norm_topk_prob", True)
+        count = getattr(theirs, "num_experts", None) or theirs.num_local_experts
+        assert (ours.experts.count, ours.experts.per_token) == (count, theirs.num_experts_per_tok)
+        assert ours.experts.normalised == getattr(theirs, "norm_topk_prob", not architecture.startswith("Llama4"))
+
+
+@pytest.mark.parametrize("dense", [0, 3])
+def test_experts_of_deepseek_when_fields_are_absent(dense):
+    ours = parsed("DeepseekV3ForCausalLM", first_k_dense_replace=dense).experts
+    if dense:
+        assert ours is None
+        return
+    theirs = transformers.DeepseekV3Config(**SIZES)
+    assert (ours.groups, ours.groups_used, ours.scaling) == (8, 4, 2.5)
+    assert (theirs.n_group, theirs.topk_group, theirs.routed_scaling_factor) == (8, 4, 2.5)
+    assert ours.shared_size == ours.intermediate_size == theirs.moe_intermediate_size
 
 
 def test_older_spellings():

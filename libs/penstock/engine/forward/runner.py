@@ -80,11 +80,12 @@ class Runner:
     def _load(self, checkpoint: Checkpoint, config: EngineConfig) -> None:
         model, kept = checkpoint.config, _WEIGHTS[config.dtype]
         machine = _machine(checkpoint, config) if config.kernels else None
+        compute = kept if machine is None and config.dtype != "int8" else torch.float32  # as the kernels, and int8
         if machine is None:
-            weights = load_weights(checkpoint, kept, _CPU, keep=_rounded if config.dtype == "int8" else as_it_is)
+            keep = _rounded if config.dtype == "int8" else as_it_is
+            weights = load_weights(checkpoint, kept, _CPU, keep=keep, compute=compute)
         else:
             self.packed, weights = _packed(checkpoint, config, machine)
-        compute = kept if machine is None and config.dtype != "int8" else torch.float32  # as the kernels, and int8
         kept = _CACHE[config.kv]
         self.memory = PageMemory(model, config.pages, config.block_size, kept, _CPU, shared=config.shared_pages)
         self._build(model, config, weights, compute)
@@ -120,7 +121,7 @@ class Runner:
         self.decoder = Decoder(model, weights, config.context(model.max_positions), compute)
         draws = native_draws() if config.kernels and place.type == "cpu" else None
         self.sampler = Sampler(model.vocab_size, place, draws)
-        self._builder = BatchBuilder(self.memory, place, model.windows, compute)
+        self._builder = BatchBuilder(self.memory, place, model.windows, compute, chunked=model.chunked)
 
     @property
     def layers(self) -> int:
@@ -236,7 +237,7 @@ def _packed(checkpoint: Checkpoint, config: EngineConfig, machine: Machine) -> t
         return PackedMatrix.of(machine, packed.matrices[stack.name], bias, stack.columns), None
 
     table = StoredTable(checkpoint.tensors[EMBEDDING]) if packed.nbytes >= SMALL_BYTES else None
-    return packed, load_weights(checkpoint, kept, _CPU, keep=keep, table=table)
+    return packed, load_weights(checkpoint, kept, _CPU, keep=keep, table=table, compute=torch.float32)
 
 
 def _form(checkpoint: Checkpoint, config: EngineConfig, machine: Machine) -> str:

@@ -24,10 +24,10 @@ def attend(
 ) -> Tensor:
     """Scaled dot-product attention of some rows of some sequences.
 
-    query [batch, rows, heads, dim], keys and values [batch, tokens, kv_heads, dim] -> [batch * rows, heads * dim].
-    `mask` [batch, 1, rows, tokens] is added to the scores: 0 where a row may attend, minus infinity elsewhere; None
-    lets it look everywhere, or, with `causal`, row i at the tokens up to i. Scores are products times `scale`; with
-    `softcap` a score s becomes softcap * tanh(s / softcap).
+    query [batch, rows, heads, dim], keys [batch, tokens, kv_heads, dim], values [batch, tokens, kv_heads, width] ->
+    [batch * rows, heads * width]. `mask` [batch, 1, rows, tokens] is added to the scores: 0 where a row may attend,
+    minus infinity elsewhere; None lets it look everywhere, or, with `causal`, row i at the tokens up to i. Scores are
+    products times `scale`; with `softcap` a score s becomes softcap * tanh(s / softcap).
     """
     batch, rows, heads, dim = query.shape
     kv_heads = keys.shape[2]
@@ -37,11 +37,11 @@ def attend(
     if rows == 1:  # heads that share keys become rows of one head: each key is read once
         grouped = query.view(batch, kv_heads, heads // kv_heads, dim)
         mixed = F.scaled_dot_product_attention(grouped, keys, values, mask, scale=scale)
-        return mixed.reshape(batch, heads * dim)
+        return mixed.reshape(batch, -1)
     mixed = F.scaled_dot_product_attention(
         query.transpose(1, 2), keys, values, mask, is_causal=causal, enable_gqa=heads != kv_heads, scale=scale
     )
-    return mixed.transpose(1, 2).reshape(batch * rows, heads * dim)
+    return mixed.transpose(1, 2).reshape(batch * rows, -1)
 
 
 def _capped(

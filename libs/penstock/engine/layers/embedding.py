@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from penstock.checkpoint import CheckpointError, TensorInfo
-
-_STORED = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+from penstock.engine.layers.stored import STORED
 
 
 class Embedding:
@@ -52,7 +51,7 @@ class StoredTable:
 
     def rows(self, ids: list[int]) -> Tensor:
         """[N, hidden] as they are stored. Raises CheckpointError when the file has been cut short."""
-        found = torch.empty(len(ids), self._info.shape[1], dtype=_STORED[self._info.dtype])
+        found = torch.empty(len(ids), self._info.shape[1], dtype=STORED[self._info.dtype])
         room, size = found.view(-1).view(torch.uint8).numpy().data, self._row_bytes
         for number, token in enumerate(ids):
             row = room[number * size : (number + 1) * size]

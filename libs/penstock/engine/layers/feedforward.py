@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from penstock.checkpoint import Experts
 from penstock.engine.layers.linear import Matrix, linear
 
 
@@ -29,31 +30,34 @@ class Routed:
     """[experts, hidden, 2 * inner]."""
     down: Tensor
     """[experts, inner, hidden]."""
-    per_token: int
-    normalised: bool
-    """The weights of a token's experts are made to sum to 1."""
+    rule: Experts
+    """How tokens choose."""
+    correction: Tensor | None = None
+    """float32 [experts], where choices are corrected."""
+    shared: Dense | None = None
+    """What all tokens go through as well."""
 
 
 def feed_forward(x: Tensor, block: Dense | Routed, activation: str) -> Tensor:
     """[N, hidden] -> [N, hidden]; `activation` is silu or gelu_tanh."""
     if isinstance(block, Routed):
-        return routed(x, block, activation)
+        chosen = routed(x, block, activation)
+        return chosen if block.shared is None else chosen + feed_forward(x, block.shared, activation)
     inner = _gated(linear(x, block.gate_up, block.gate_up_bias), activation)
     return linear(inner, block.down, block.down_bias)
 
 
 def routed(x: Tensor, block: Routed, activation: str) -> Tensor:
-    """Each token through its best `per_token` experts, weighted by the router (Shazeer et al., 2017).
+    """Each token through its best experts, weighted by the router (Shazeer et al., 2017).
 
-    The softmax is over all experts, before the best are taken. Tokens are sorted by expert, so that every expert in
-    use is one call over its tokens; the outputs of a token's experts are summed in float32, always in the order of
-    the experts. On a GPU the step waits for the router: the host has to know how many tokens go where.
+    Tokens are sorted by expert, so that every expert in use is one call over its tokens; the outputs of a token's
+    experts are summed in float32, always in the order of the experts. On a GPU the step waits for the router: the host
+    has to know how many tokens go where.
     """
-    shares, chosen = torch.mm(x, block.router).softmax(-1, dtype=torch.float32).topk(block.per_token)
-    if block.normalised:
-        shares = shares / shares.sum(-1, keepdim=True)
+    rule = block.rule
+    shares, chosen = choose(x, block)
     order = chosen.flatten().argsort(stable=True)
-    tokens = order // block.per_token
+    tokens = order // rule.per_token
     shares = shares.flatten().index_select(0, order).unsqueeze(1)
     counts = torch.bincount(chosen.flatten(), minlength=block.router.shape[1]).tolist()
     mixed = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
@@ -61,23 +65,64 @@ def routed(x: Tensor, block: Routed, activation: str) -> Tensor:
     for expert, count in enumerate(counts):
         if count:
             own = slice(first, first + count)
-            inner = _gated(torch.mm(x.index_select(0, tokens[own]), block.gate_up[expert]), activation)
-            mixed.index_add_(0, tokens[own], torch.mm(inner, block.down[expert]) * shares[own])
+            given = x.index_select(0, tokens[own])
+            if rule.weighs_inputs:
+                given = given * shares[own].to(x.dtype)
+            inner = _gated(torch.mm(given, block.gate_up[expert]), activation)
+            said = torch.mm(inner, block.down[expert])
+            mixed.index_add_(0, tokens[own], said.float() if rule.weighs_inputs else said * shares[own])
             first += count
     return mixed.to(x.dtype)
 
 
+def choose(x: Tensor, block: Routed) -> tuple[Tensor, Tensor]:
+    """(weights, experts) of each token: float32 and int64 [N, per_token].
+
+    The softmax is over all experts, before the best are taken. Sigmoids are taken of scores in float32; DeepSeek-V3's
+    rule is that of its report (2024), section 2.1.2, with the groups of DeepSeek-V2.
+    """
+    rule = block.rule
+    if not rule.sigmoid:
+        shares, chosen = torch.mm(x, block.router).softmax(-1, dtype=torch.float32).topk(rule.per_token)
+        return (shares / shares.sum(-1, keepdim=True) if rule.normalised else shares), chosen
+    if block.correction is None:
+        best, chosen = torch.mm(x, block.router).topk(rule.per_token)
+        return best.float().sigmoid() * rule.scaling, chosen
+    scores = torch.mm(x.float(), block.router.float()).sigmoid()
+    wanted = scores + block.correction
+    if rule.groups > 1:
+        grouped = wanted.view(len(x), rule.groups, -1)
+        used = grouped.topk(2).values.sum(-1).topk(rule.groups_used).indices
+        out = torch.ones(len(x), rule.groups, dtype=torch.bool, device=x.device).scatter_(1, used, False)
+        wanted = grouped.masked_fill(out.unsqueeze(-1), float("-inf")).view(len(x), -1)
+    chosen = wanted.topk(rule.per_token).indices
+    shares = scores.gather(1, chosen)
+    if rule.normalised:
+        shares = shares / (shares.sum(-1, keepdim=True) + 1e-20)
+    return shares * rule.scaling, chosen
+
+
 def naive_routed(x: Tensor, block: Routed, activation: str) -> Tensor:
     """Computes `routed` one token and one expert at a time: its oracle."""
-    rows = []
+    rule, rows = block.rule, []
     for row in x:
-        shares = (row @ block.router).float().softmax(-1)
-        best = sorted(range(len(shares)), key=lambda expert: -float(shares[expert]))[: block.per_token]
-        total = sum(float(shares[expert]) for expert in best) if block.normalised else 1.0
+        scores = (row @ block.router).float()
+        shares = scores.sigmoid() if rule.sigmoid else scores.softmax(-1)
+        wanted = [float(share) for share in shares]
+        if block.correction is not None:
+            wanted = [value + float(more) for value, more in zip(wanted, block.correction, strict=True)]
+        size = rule.count // rule.groups
+        of_groups = [sum(sorted(wanted[first : first + size])[-2:]) for first in range(0, rule.count, size)]
+        used = sorted(range(rule.groups), key=lambda group: -of_groups[group])[: rule.groups_used]
+        possible = [expert for expert in range(rule.count) if expert // size in used]
+        best = sorted(possible, key=lambda expert: -wanted[expert])[: rule.per_token]
+        total = sum(float(shares[expert]) for expert in best) if rule.normalised else 1.0
         said = torch.zeros(x.shape[1])
         for expert in best:
-            inner = _gated((row @ block.gate_up[expert]).unsqueeze(0), activation)[0]
-            said += (inner @ block.down[expert]).float() * float(shares[expert]) / total
+            weight = float(shares[expert]) / total * rule.scaling
+            given = row * weight if rule.weighs_inputs else row
+            inner = _gated((given @ block.gate_up[expert]).unsqueeze(0), activation)[0]
+            said += (inner @ block.down[expert]).float() * (1.0 if rule.weighs_inputs else weight)
         rows.append(said.to(x.dtype))
     return torch.stack(rows)
 

@@ -18,23 +18,29 @@ def rope_tables(rope: Rope, dim: int, positions: int, dtype: torch.dtype) -> tup
     """(cosine, signed sine), each [positions, dim], for the `dim` dimensions of a head that turn.
 
     With x = (a, b) split in halves, the rotation is (a cos - b sin, b cos + a sin). The sine's first half is
-    negated here, so that it reads x * cosine + roll(x, dim / 2) * sine.
+    negated here, so that it reads x * cosine + roll(x, dim / 2) * sine. Where the rope is interleaved, a is the even
+    and b the odd dimensions, and so are the signs.
     """
     angles = torch.outer(torch.arange(positions, dtype=torch.float32), frequencies(rope, dim))
     cosine = angles.cos() * rope.attention_factor
     sine = angles.sin() * rope.attention_factor
-    return torch.cat((cosine, cosine), -1).to(dtype), torch.cat((-sine, sine), -1).to(dtype)
+    if rope.interleaved:
+        cosine, sine = (torch.stack(pair, -1).flatten(1) for pair in ((cosine, cosine), (-sine, sine)))
+    else:
+        cosine, sine = torch.cat((cosine, cosine), -1), torch.cat((-sine, sine), -1)
+    return cosine.to(dtype), sine.to(dtype)
 
 
-def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+def rotate(x: Tensor, cosine: Tensor, sine: Tensor, *, interleaved: bool = False) -> Tensor:
     """`x` is [tokens, heads, head_dim]; the tables' rows for these tokens are [tokens, 1, dim].
 
     Dimensions beyond the tables' stay as they are.
     """
     turned = cosine.shape[-1]
     if turned < x.shape[-1]:
-        return torch.cat((rotate(x[..., :turned], cosine, sine), x[..., turned:]), -1)
-    return torch.addcmul(x * cosine, x.roll(x.shape[-1] // 2, -1), sine)
+        return torch.cat((rotate(x[..., :turned], cosine, sine, interleaved=interleaved), x[..., turned:]), -1)
+    partners = x.view(*x.shape[:-1], -1, 2).flip(-1).view_as(x) if interleaved else x.roll(x.shape[-1] // 2, -1)
+    return torch.addcmul(x * cosine, partners, sine)
 
 
 def frequencies(rope: Rope, dim: int) -> Tensor:

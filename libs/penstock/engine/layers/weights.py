@@ -12,6 +12,22 @@ from penstock.engine.layers.linear import Matrix
 
 
 @dataclass(slots=True)
+class LatentWeights:
+    """See Latent."""
+
+    norm: Tensor
+    """[rank], of the common vector."""
+    keys: Tensor
+    """[heads, plain_dim, rank]."""
+    values: Tensor
+    """[heads, rank, value_dim]."""
+    query_norm: Tensor | None
+    """[query_rank]; None: queries are made from the hidden state."""
+    query: Matrix | None
+    """[query_rank, heads * head_dim]."""
+
+
+@dataclass(slots=True)
 class LayerWeights:
     """Matrices are [in, out] and contiguous, which for a few rows is twice as fast on a CPU as [out, in].
     Projections with a common input are side by side: query, key, value; gate, up. Norms hold their
@@ -22,6 +38,9 @@ class LayerWeights:
     qkv_bias: Tensor | None
     qk_norm: Tensor | None
     """[heads + kv_heads, head_dim]: the norm's weight of each head, queries first."""
+    latent: LatentWeights | None
+    """Of attention whose keys and values are made from a common vector: `qkv` is then what makes that vector and the
+    rotated key, behind the queries, or behind the vector from which these are made."""
     out: Matrix
     out_bias: Tensor | None
     attention_post_norm: Tensor | None

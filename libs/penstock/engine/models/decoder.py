@@ -1,8 +1,9 @@
 """The decoder of every supported family: one definition, whose switches are in ModelConfig.
 
 Attention and feed-forward blocks in turn, each reading a normalised residual stream and adding to it. Families
-differ in the reach of a layer's attention (the whole context, or a sliding window), in how positions rotate queries
-and keys, in the places of the norms, and in whether the feed-forward block is one network or many experts.
+differ in the reach of a layer's attention (the whole context, a sliding window, or a chunk), in how positions rotate
+queries and keys, in what is kept of each token (see heads), in the places of the norms, and in whether the feed-forward
+block is one network or many experts.
 """
 
 from __future__ import annotations
@@ -13,19 +14,16 @@ import torch
 from torch import Tensor
 
 from penstock.checkpoint import ModelConfig
-from penstock.engine.layers.attention import attend
 from penstock.engine.layers.embedding import Embedding
 from penstock.engine.layers.feedforward import feed_forward
 from penstock.engine.layers.linear import columns, linear
 from penstock.engine.layers.norm import rms_norm
-from penstock.engine.layers.rope import rope_tables, rotate
+from penstock.engine.layers.rope import rope_tables
 from penstock.engine.layers.weights import LayerWeights, Weights
+from penstock.engine.models.heads import Turn, heads_of
 from penstock.engine.step.batch import Batch, Group, Leading
 from penstock.engine.step.features import Features
 from penstock.engine.step.memory import PageMemory
-
-Turn = tuple[Tensor, Tensor]
-"""Rows of the rotation tables, cosine and sine; see rope_tables."""
 
 
 class Decoder:
@@ -38,11 +36,10 @@ class Decoder:
     def __init__(self, config: ModelConfig, weights: Weights, max_positions: int, dtype: torch.dtype) -> None:
         self.config = config
         self._weights = weights
-        self._q_width = config.n_heads * config.head_dim
-        self._kv_width = config.n_kv_heads * config.head_dim
         device = weights.embedding.device
         self._dtype = dtype
         self._eps = torch.tensor(config.rms_eps, dtype=torch.float32, device=device)
+        self._heads = heads_of(config, self._eps)
         local = config.local_rope
         self._tables: list[Turn] = []
         for rope in (config.rope,) if local is None else (config.rope, local):
@@ -88,45 +85,34 @@ class Decoder:
         self, number: int, layer: LayerWeights, x: Tensor, turn: Turn, *, batch: Batch, memory: PageMemory
     ) -> Tensor:
         """[N, hidden] -> [N, hidden]."""
-        fused = linear(self._norm(x, layer.input_norm), layer.qkv, layer.qkv_bias)
-        values = fused[:, -self._kv_width :]
-        turned = self._turn(fused[:, : -self._kv_width], layer.qk_norm, turn)
-        query, keys = turned[:, : self.config.n_heads], turned[:, self.config.n_heads :]
-        self._store(number, keys, values, batch, memory)
+        made = linear(self._norm(x, layer.input_norm), layer.qkv, layer.qkv_bias)
+        query, kept = self._heads.both(number, layer, made, turn, batch.positions)
+        self._store(number, kept, batch, memory)
         return self._finish(number, layer, x, query, groups=batch.groups, leading=batch.leading, memory=memory)
 
     def _last_layer(self, x: Tensor, turn: Turn, batch: Batch, memory: PageMemory) -> Tensor:
-        """[N, hidden] -> [S, hidden]: keys and values of all rows, everything else of the sampled ones only."""
+        """[N, hidden] -> [S, hidden]: what is kept of all rows, everything else of the sampled ones only."""
         number, layer = len(self._weights.layers) - 1, self._weights.layers[-1]
         if batch.sampled is None:
             return self._layer(number, layer, x, turn, batch=batch, memory=memory)
-        heads, normed = self.config.n_heads, self._norm(x, layer.input_norm)
-        q_bias, kv_bias = _halves(layer.qkv_bias, self._q_width)
-        q_norm, k_norm = _halves(layer.qk_norm, heads)
-        fused = linear(normed, columns(layer.qkv, self._q_width, self._q_width + 2 * self._kv_width), kv_bias)
-        keys = self._turn(fused[:, : self._kv_width], k_norm, turn)
-        self._store(number, keys, fused[:, self._kv_width :], batch, memory)
+        normed, asks = self._norm(x, layer.input_norm), self._heads.asks
+        ask_bias, kept_bias = _halves(layer.qkv_bias, asks)
+        made = linear(normed, columns(layer.qkv, asks, layer.qkv.shape[1]), kept_bias)
+        self._store(number, self._heads.kept(number, layer, made, turn), batch, memory)
         chosen = batch.sampled
         if not batch.n_sampled:
             return x[:0]
-        query = linear(normed.index_select(0, chosen), columns(layer.qkv, 0, self._q_width), q_bias)
-        query = self._turn(query, q_norm, _rows(turn, chosen))
+        made = linear(normed.index_select(0, chosen), columns(layer.qkv, 0, asks), ask_bias)
+        positions = batch.positions.index_select(0, chosen)
+        query = self._heads.queries(number, layer, made, _rows(turn, chosen), positions)
         x = x.index_select(0, chosen)
         return self._finish(
             number, layer, x, query, groups=batch.last_groups, leading=batch.last_leading, memory=memory
         )
 
-    def _turn(self, heads: Tensor, norm: Tensor | None, turn: Turn) -> Tensor:
-        """[N, n * head_dim] -> [N, n, head_dim], normalised where the model asks for it, and rotated."""
-        heads = heads.reshape(heads.shape[0], -1, self.config.head_dim)
-        if norm is not None:
-            heads = rms_norm(heads, norm, self._eps)
-        return rotate(heads, *turn)
-
-    def _store(self, number: int, keys: Tensor, values: Tensor, batch: Batch, memory: PageMemory) -> None:
-        key_places, value_places = batch.places[number]
-        memory.store(key_places, keys.reshape(-1, self._kv_width))
-        memory.store(value_places, values)
+    def _store(self, number: int, kept: tuple[Tensor, ...], batch: Batch, memory: PageMemory) -> None:
+        for places, rows in zip(batch.places[number], kept, strict=True):
+            memory.store(places, rows)
 
     def _finish(
         self,
@@ -141,28 +127,18 @@ class Decoder:
     ) -> Tensor:
         """Attention, its projection, the feed-forward block; the rows are the leading ones and those of `groups`."""
         mixed = [] if leading is None else [leading.attend(number, query[: leading.rows])]
-        mixed += [self._attend(number, query, group, memory) for group in groups]
+        mixed += [self._attend(number, layer, query, group, memory) for group in groups]
         added = linear(mixed[0] if len(mixed) == 1 else torch.cat(mixed), layer.out, layer.out_bias)
         x = x + self._post_norm(added, layer.attention_post_norm)
         added = feed_forward(self._norm(x, layer.mlp_norm), layer.mlp, self.config.activation)
         return x + self._post_norm(added, layer.mlp_post_norm)
 
-    def _attend(self, number: int, query: Tensor, group: Group, memory: PageMemory) -> Tensor:
-        config = self.config
+    def _attend(self, number: int, layer: LayerWeights, query: Tensor, group: Group, memory: PageMemory) -> Tensor:
         own = query[group.first : group.first + group.batch * group.rows]
-        own = own.reshape(group.batch, group.rows, config.n_heads, config.head_dim)
-        context = group.contexts[config.windows[number]]
-        keys, values = memory.gather(context.index[number], group.batch, context.tokens)
-        keys, values = keys.to(own.dtype), values.to(own.dtype)
-        return attend(
-            own,
-            keys,
-            values,
-            context.mask,
-            causal=context.causal,
-            scale=config.attention_scale,
-            softcap=config.attention_softcap,
-        )
+        own = own.reshape(group.batch, group.rows, *own.shape[1:])
+        context = group.contexts[self.config.windows[number]]
+        planes = memory.gather(context.index[number], group.batch, context.tokens)
+        return self._heads.attend(layer, own, planes, context)
 
 
 def _halves(both: Tensor | None, at: int) -> tuple[Tensor | None, Tensor | None]:

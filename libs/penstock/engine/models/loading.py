@@ -24,7 +24,8 @@ from penstock.engine.layers.embedding import Embedding, StoredTable
 from penstock.engine.layers.feedforward import Dense, Routed
 from penstock.engine.layers.linear import Matrix
 from penstock.engine.layers.stacks import Keep, Stack, as_it_is
-from penstock.engine.layers.weights import LayerWeights, Weights
+from penstock.engine.layers.stored import numbers
+from penstock.engine.layers.weights import LatentWeights, LayerWeights, Weights
 
 Source = Callable[[TensorInfo], Tensor]
 """Brings a tensor to the device, in its stored type and memory of its own."""
@@ -50,6 +51,10 @@ class _Files:
     def one(self, name: str) -> Tensor:
         return self._read(self._checkpoint.tensors[name], self._dtype)
 
+    def exact(self, name: str) -> Tensor:
+        """In float32."""
+        return self._read(self._checkpoint.tensors[name], torch.float32)
+
     def norm(self, name: str) -> Tensor:
         """The factors of a norm: its weight, or 1 + weight in float32 for families with an offset."""
         if self._checkpoint.config.norm_offset:
@@ -69,9 +74,13 @@ class _Files:
 
     def _read(self, stored: TensorInfo, dtype: torch.dtype) -> Tensor:
         if self._source is not None:
-            return self._source(stored).to(dtype)
-        tensor: Tensor = self._open[stored.file].get_tensor(stored.name)
-        return tensor.to(self._device, dtype, copy=True)
+            return numbers(stored, self._source).to(dtype)
+        found = numbers(stored, self._stored)
+        return found.to(self._device, dtype, copy=stored.scale is None)
+
+    def _stored(self, info: TensorInfo) -> Tensor:
+        tensor: Tensor = self._open[info.file].get_tensor(info.name)
+        return tensor
 
 
 def load_weights(
@@ -82,9 +91,11 @@ def load_weights(
     keep: Keep = as_it_is,
     table: StoredTable | None = None,
     source: Source | None = None,
+    compute: torch.dtype | None = None,
 ) -> Weights:
     """Copies all weights into new memory, as `dtype` on `device`; `keep` chooses the form of dense layers' matrices.
-    With `table` the embedding stays there; without `source` this call reads the files itself.
+    With `table` the embedding stays there; without `source` this call reads the files itself. `compute` is the type of
+    activations, where that is another one.
 
     Raises CheckpointError.
     """
@@ -97,7 +108,7 @@ def load_weights(
 
         embedding = Embedding(files.one(EMBEDDING) if table is None else table, dtype, config.embedding_scale)
         head, _ = kept(head_stack(checkpoint))
-        layers = [_layer(files, checkpoint, number, kept) for number in range(config.n_layers)]
+        layers = [_layer(files, checkpoint, number, kept, compute or dtype) for number in range(config.n_layers)]
         return Weights(embedding, layers, files.norm("model.norm.weight"), head)
 
 
@@ -112,11 +123,16 @@ def head_stack(checkpoint: Checkpoint) -> Stack:
 
 
 def layer_stacks(checkpoint: Checkpoint, number: int) -> dict[str, Stack]:
-    """The matrices of a dense layer, by their names there."""
-    names, prefix = layer_names(checkpoint.config.architecture), f"model.layers.{number}."
+    """The matrices of a layer, those of its experts apart, by their names there."""
+    config, prefix = checkpoint.config, f"model.layers.{number}."
+    names = layer_names(config)
     parts = {"qkv": names.qkv, "out": (names.out,)}
-    if not _routed(checkpoint.config, number):
+    if config.latent is not None and config.latent.query_rank is not None and names.latent is not None:
+        parts["query"] = (names.latent.query,)
+    if not _routed(config, number):
         parts |= {"gate_up": names.gate_up, "down": (names.down,)}
+    elif config.experts is not None and config.experts.shared_size:
+        parts |= {"gate_up": names.shared_gate_up, "down": (names.shared_down,)}
     return {name: stack_of(checkpoint, f"{number}.{name}", prefix, *some) for name, some in parts.items()}
 
 
@@ -130,10 +146,10 @@ def all_stacks(checkpoint: Checkpoint) -> Iterator[Stack]:
 _Kept = Callable[[Stack, Tensor | None], tuple[Matrix, Tensor | None]]
 
 
-def _layer(files: _Files, checkpoint: Checkpoint, number: int, keep: _Kept) -> LayerWeights:
+def _layer(files: _Files, checkpoint: Checkpoint, number: int, keep: _Kept, compute: torch.dtype) -> LayerWeights:
     config, prefix = checkpoint.config, f"model.layers.{number}."
-    names, stacks = layer_names(config.architecture), layer_stacks(checkpoint, number)
-    qkv, qkv_bias = keep(stacks["qkv"], files.bias(config.qkv_bias, prefix, *names.qkv))
+    names, stacks = layer_names(config), layer_stacks(checkpoint, number)
+    qkv, qkv_bias = keep(stacks["qkv"], _input_bias(files, config, names, prefix))
     out, out_bias = keep(stacks["out"], files.bias(config.o_bias, prefix, names.out))
 
     def norm(name: str) -> Tensor:
@@ -144,11 +160,12 @@ def _layer(files: _Files, checkpoint: Checkpoint, number: int, keep: _Kept) -> L
         qkv=qkv,
         qkv_bias=qkv_bias,
         qk_norm=_head_norms(config, norm(names.q_norm), norm(names.k_norm)) if config.qk_norm else None,
+        latent=_latent(files, config, names, prefix, stacks=stacks, keep=keep, compute=compute),
         out=out,
         out_bias=out_bias,
         attention_post_norm=norm(names.attention_post_norm) if config.post_norms else None,
         mlp_norm=norm(names.mlp_norm),
-        mlp=_routed_block(files, config, names, number)
+        mlp=_routed_block(files, config, names, prefix, stacks=stacks, keep=keep)
         if _routed(config, number)
         else _dense_block(files, config, names, prefix, stacks=stacks, keep=keep),
         mlp_post_norm=norm(names.mlp_post_norm) if config.post_norms else None,
@@ -171,13 +188,56 @@ def _dense_block(
     return Dense(gate_up, gate_up_bias, down, down_bias)
 
 
-def _routed_block(files: _Files, config: ModelConfig, names: LayerNames, number: int) -> Routed:
-    prefix, experts = f"model.layers.{number}.", config.experts
+def _input_bias(files: _Files, config: ModelConfig, names: LayerNames, prefix: str) -> Tensor | None:
+    """Of what reads the hidden state. Queries that are made from it have none where keys and values are latent."""
+    latent = config.latent
+    if latent is None or latent.query_rank is not None or not config.qkv_bias:
+        return files.bias(config.qkv_bias, prefix, *names.qkv)
+    own = files.one(f"{prefix}{names.qkv[-1]}.bias")
+    return torch.cat((own.new_zeros(config.n_heads * config.head_dim), own))
+
+
+def _latent(
+    files: _Files,
+    config: ModelConfig,
+    names: LayerNames,
+    prefix: str,
+    *,
+    stacks: dict[str, Stack],
+    keep: _Kept,
+    compute: torch.dtype,
+) -> LatentWeights | None:
+    latent, own = config.latent, names.latent
+    if latent is None or own is None:
+        return None
+    both = files.one(f"{prefix}{own.keys_values}.weight").to(compute)
+    both = both.view(config.n_heads, latent.plain_dim + latent.value_dim, latent.rank)
+    asked = "query" in stacks
+    return LatentWeights(
+        norm=files.norm(f"{prefix}{own.norm}.weight"),
+        keys=both[:, : latent.plain_dim].contiguous(),
+        values=both[:, latent.plain_dim :].transpose(1, 2).contiguous(),
+        query_norm=files.norm(f"{prefix}{own.query_norm}.weight") if asked else None,
+        query=keep(stacks["query"], None)[0] if asked else None,
+    )
+
+
+def _routed_block(
+    files: _Files, config: ModelConfig, names: LayerNames, prefix: str, *, stacks: dict[str, Stack], keep: _Kept
+) -> Routed:
+    experts = config.experts
     assert experts is not None
     router = files.matrix(prefix, names.router)
+    correction = files.exact(f"{prefix}{names.router_bias}") if experts.corrected else None
+    shared = None
+    if experts.shared_size:
+        shared = Dense(keep(stacks["gate_up"], None)[0], None, keep(stacks["down"], None)[0], None)
+    if names.all_gate_up is not None and names.all_down is not None:
+        gate_up, down = files.one(f"{prefix}{names.all_gate_up}"), files.one(f"{prefix}{names.all_down}")
+        return Routed(router, gate_up, down, experts, correction, shared)
     gate_up = router.new_empty(experts.count, config.hidden_size, 2 * experts.intermediate_size)
     down = router.new_empty(experts.count, experts.intermediate_size, config.hidden_size)
     for expert in range(experts.count):
         gate_up[expert] = files.matrix(prefix, *[name.format(expert) for name in names.expert_gate_up])
         down[expert] = files.matrix(prefix, names.expert_down.format(expert))
-    return Routed(router, gate_up, down, experts.per_token, experts.normalised)
+    return Routed(router, gate_up, down, experts, correction, shared)

@@ -20,6 +20,7 @@ from penstock.engine.kernels.cpu.packed_cache import PackedCache
 from penstock.engine.kernels.cpu.packed_file import PAGE, Record, finish, packed_of, record_of, write_bytes
 from penstock.engine.kernels.cpu.packing import Packer, pack_slices, plan, read_tensor, sliced
 from penstock.engine.layers.stacks import Stack
+from penstock.engine.layers.stored import numbers
 from penstock.engine.models.loading import all_stacks
 from penstock.runtime.caches import cache_directory
 
@@ -131,7 +132,7 @@ class _Job:
         return pack(matrix, self._kind)
 
     def _read(self, part: TensorInfo) -> Tensor:
-        return read_tensor(part).to(self._dtype)
+        return numbers(part, read_tensor).to(self._dtype)
 
 
 def _nbytes(packed: Packed) -> int:

@@ -33,7 +33,7 @@ class Context:
     tokens: int
     """Width of the gathered context."""
     index: Tensor
-    """[layers, 2 * batch * pages]: strips of the memory, see PageMemory.gather."""
+    """[layers, planes * batch * pages]: strips of the memory, see PageMemory.gather."""
     mask: Tensor | None
     causal: bool
 
@@ -67,7 +67,7 @@ class Batch:
     positions: Tensor
     """[N]."""
     places: Tensor
-    """[layers, 2, N]: where each row's keys and values go in PageMemory.vectors."""
+    """[layers, planes, N]: where each row's keys and values go in PageMemory.vectors."""
     groups: list[Group]
     """Cover all N rows except the leading ones."""
     sampled: Tensor | None
@@ -83,20 +83,28 @@ class Batch:
 class BatchBuilder:
     """Builds batches over one memory; keeps the gather indices of the last step, which rarely change.
 
-    `windows` are those of the model's layers, see ModelConfig.windows; `dtype` is the type of queries.
+    `windows` are those of the model's layers, which slide or are chunks, see ModelConfig; `dtype` is the type of
+    queries.
     """
 
     def __init__(
-        self, memory: PageMemory, device: torch.device, windows: Sequence[int | None], dtype: torch.dtype
+        self,
+        memory: PageMemory,
+        device: torch.device,
+        windows: Sequence[int | None],
+        dtype: torch.dtype,
+        *,
+        chunked: bool = False,
     ) -> None:
         self._memory = memory
+        self._chunked = chunked
         self._dtype = dtype
         self._device = device
         self._windows = tuple(dict.fromkeys(windows))
         layer = torch.arange(memory.n_layers, dtype=torch.int64, device=device).unsqueeze(1)
-        self._run_offset = layer * 2
-        kind = torch.arange(2, dtype=torch.int64, device=device)
-        self._place_offset = ((layer * 2 + kind) * memory.block_size).unsqueeze(2)
+        self._run_offset = layer * memory.planes
+        plane = torch.arange(memory.planes, dtype=torch.int64, device=device)
+        self._place_offset = ((layer * memory.planes + plane) * memory.block_size).unsqueeze(2)
         self._indices: dict[_Tables, Tensor] = {}
         self._used: dict[_Tables, Tensor] = {}
 
@@ -125,7 +133,8 @@ class BatchBuilder:
 
     def _places(self, runs: Sequence[Run]) -> Ints:
         """Each row's place in layer 0."""
-        size, per_page = self._memory.block_size, self._memory.n_layers * 2 * self._memory.block_size
+        size = self._memory.block_size
+        per_page = self._memory.n_layers * self._memory.planes * size
         places = []
         for run in runs:
             first = run.start // size
@@ -163,11 +172,16 @@ class BatchBuilder:
     def _context(self, members: Sequence[Run], rows: int, window: int | None) -> Context:
         """The context of the last `rows` rows of each member, from the first page that the first of these rows sees."""
         size = self._memory.block_size
-        reach = [0 if window is None else max(0, run.end - rows - window + 1) for run in members]
-        firsts = [start // size for start in reach]
+        firsts = [self._reach(run.end - rows, window) // size for run in members]
         tokens = max(run.end - first * size for run, first in zip(members, firsts, strict=True))
         mask, causal = self._mask(members, firsts, rows, tokens, window)
         return Context(tokens, self._index(members, firsts), mask, causal)
+
+    def _reach(self, position: int, window: int | None) -> int:
+        """The first position that a row at `position` looks at."""
+        if window is None:
+            return 0
+        return position - position % window if self._chunked else max(0, position - window + 1)
 
     def _index(self, members: Sequence[Run], firsts: Sequence[int]) -> Tensor:
         """Gather index of all layers, from page `firsts[i]` of each member on; reused while the pages stay the same."""
@@ -181,9 +195,10 @@ class BatchBuilder:
             tables = np.zeros((len(members), max(end - first for _, first, end in parts)), dtype=np.int64)
             for row, (run, first, end) in enumerate(parts):
                 tables[row, : end - first] = run.pages[first:end]
-            runs = torch.from_numpy(tables).to(self._device).reshape(1, -1) * (2 * self._memory.n_layers)
-            keys = runs + self._run_offset
-            index = torch.cat((keys, keys + 1), dim=1)
+            planes = self._memory.planes
+            runs = torch.from_numpy(tables).to(self._device).reshape(1, -1) * (planes * self._memory.n_layers)
+            strips = runs + self._run_offset
+            index = torch.cat([strips + plane for plane in range(planes)], dim=1)
         self._used[key] = index
         return index
 
@@ -197,12 +212,13 @@ class BatchBuilder:
             if rows == tokens:
                 return None, True
         size = self._memory.block_size
-        begins = [run.end - rows - first * size for run, first in zip(members, firsts, strict=True)]
-        own = self._tensor(begins).view(-1, 1, 1, 1) + torch.arange(rows, device=self._device).view(1, 1, -1, 1)
-        column = torch.arange(tokens, device=self._device).view(1, 1, 1, -1)
+        own = self._tensor([run.end - rows for run in members]).view(-1, 1, 1, 1)
+        own = own + torch.arange(rows, device=self._device).view(1, 1, -1, 1)
+        column = self._tensor([first * size for first in firsts]).view(-1, 1, 1, 1)
+        column = column + torch.arange(tokens, device=self._device).view(1, 1, 1, -1)
         seen = column <= own
         if window is not None:
-            seen &= column > own - window
+            seen &= column >= own - own % window if self._chunked else column > own - window
         return torch.zeros(seen.shape, dtype=self._dtype, device=self._device).masked_fill_(~seen, float("-inf")), False
 
 

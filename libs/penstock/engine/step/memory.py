@@ -27,10 +27,10 @@ from penstock.engine.step.int8_kv import SCALE_BYTES, from_rows, to_rows
 from penstock.kv.bytes.arena import Arena, Layout
 from penstock.kv.device.leased import PoolLease
 
-_LAYOUT = "lkbhd-v1"
-"""Order of a block's axes: layer, key then value, token, KV head, head dimension; little-endian, no padding."""
-_SCALED_LAYOUT = "lkbhd-scaled-v1"
-"""The same in int8, with the float32 scales of a token's heads behind them, see int8_kv."""
+_LAYOUTS = {2: "lkbhd", 1: "lbhd"}
+"""Order of a block's axes by the planes of a layer: layer, key then value if both are kept, token, KV head, head
+dimension; little-endian, no padding. Where it is "scaled", numbers are int8, and the float32 scales of a token's heads
+are behind them, see int8_kv."""
 
 _BFLOAT16_EXPONENT = np.uint16(0x7F80)
 """The bits of the exponent; all of them are set in a number that is not finite."""
@@ -76,8 +76,8 @@ class DeviceMemory(Protocol):
 
 
 class PageMemory:
-    """`data` is [1 + pages, layers, 2, block_size, kv_heads, head_dim]; page 0 stays zero (see PagePool). In int8 the
-    last two axes are one, a row of int8_kv.
+    """`data` is [1 + pages, layers, planes, block_size, heads, width], see KvForm; page 0 stays zero (see PagePool). In
+    int8 the last two axes are one, a row of int8_kv.
 
     On a CUDA device one more page lies behind them, for rows of captured steps that are padding, and all are one arena
     that other processes can open, where that is possible.
@@ -97,10 +97,12 @@ class PageMemory:
         """`memory` belongs to `device` when this is a CUDA device; None on a CPU. `shared`: other processes can map the
         pages of a CPU."""
         cuda = memory is not None
-        self._heads = (config.n_kv_heads, config.head_dim)
+        form = config.kv
+        self._heads = (form.heads, form.width)
         self._scaled = dtype == torch.int8
-        last = (config.n_kv_heads * (config.head_dim + SCALE_BYTES),) if self._scaled else self._heads
-        shape = (pages + 1 + cuda, config.n_layers, 2, block_size, *last)
+        last = (form.heads * (form.width + SCALE_BYTES),) if self._scaled else self._heads
+        shape = (pages + 1 + cuda, config.n_layers, form.planes, block_size, *last)
+        self.planes = form.planes
         self.block_size = block_size
         self.n_layers = config.n_layers
         self._arena = memory.arena(math.prod(shape) * dtype.itemsize) if memory is not None else None
@@ -116,13 +118,14 @@ class PageMemory:
             self.data = self._arena.bytes.view(dtype).view(shape)
         width = math.prod(last)
         self.strips = self.data.view(-1, block_size * width)
-        """[pages * layers * 2, block_size * width]: strip (page * layers + layer) * 2 is keys, the next one values."""
+        """[pages * layers * planes, block_size * width]: strip (page * layers + layer) * planes is keys, if they are a
+        plane of their own, and the next one values."""
         self.vectors = self.data.view(-1, width)
-        """[pages * layers * 2 * block_size, width]: one token's keys or values in one layer."""
+        """[pages * layers * planes * block_size, width]: a token's row in one plane of one layer."""
         self._scratch = self.data.new_empty(0)
         self._bytes = self.data.view(shape[0], -1).view(torch.uint8)
         self.block_bytes = self._bytes.shape[1]
-        self.layout = _SCALED_LAYOUT if self._scaled else _LAYOUT
+        self.layout = f"{_LAYOUTS[self.planes]}{'-scaled' if self._scaled else ''}-v1"
         """How the bytes of a block are ordered."""
         self._host = self._bytes.numpy() if device.type == "cpu" else None
         self._copies = memory.copies(self._bytes) if memory is not None else None
@@ -143,16 +146,17 @@ class PageMemory:
             self._copies.mark(wait)
 
     def store(self, places: Tensor, vectors: Tensor) -> None:
-        """Keeps keys or values, [N, kv_heads * head_dim], at `places` [N] of `vectors`."""
+        """Keeps rows of a plane, [N, heads * width], at `places` [N] of `vectors`."""
         kept = to_rows(vectors.view(-1, *self._heads)) if self._scaled else vectors.to(self.vectors.dtype)
         self.vectors.index_copy_(0, places, kept)
 
-    def gather(self, index: Tensor, batch: int, tokens: int) -> tuple[Tensor, Tensor]:
-        """(keys, values) of one layer, each [batch, tokens, kv_heads, head_dim], valid until the next call.
+    def gather(self, index: Tensor, batch: int, tokens: int) -> tuple[Tensor, ...]:
+        """The planes of one layer, keys and values for one, each [batch, tokens, heads, width], valid until the next
+        call.
 
-        `index` [2 * batch * pages] names rows of `strips`, all keys before all values; `tokens` cuts off the end of
-        the last page. The copies go to one scratch buffer, which stays in the processor's cache. Numbers have
-        the type in which they are kept; those of int8 come as float32.
+        `index` [planes * batch * pages] names rows of `strips`, all of a plane before those of the next; `tokens` cuts
+        off the end of the last page. The copies go to one scratch buffer, which stays in the processor's cache. Numbers
+        have the type in which they are kept; those of int8 come as float32.
         """
         count, width = index.shape[0], self.strips.shape[1]
         if self._scratch.numel() < count * width:
@@ -161,9 +165,8 @@ class PageMemory:
         torch.index_select(self.strips, 0, index, out=found)
         if self._scaled:
             found = from_rows(found.view(-1, self.vectors.shape[1]), self._heads[0]).view(count, -1)
-        half = (batch, -1, *self._heads)
-        keys, values = found[: count // 2].view(half), found[count // 2 :].view(half)
-        return keys[:, :tokens], values[:, :tokens]
+        each = found.view(self.planes, batch, -1, *self._heads)
+        return tuple(plane[:, :tokens] for plane in each)
 
     def clear(self, page: int) -> None:
         """Zeroes a page: its last owner may have been another tenant, and may have left NaN in it."""

@@ -100,6 +100,8 @@ class CompiledDecoder:
             and config.local_rope is None
             and config.attention_softcap is None
             and config.logit_softcap is None
+            and config.latent is None
+            and not (config.chunked or config.rope.interleaved or config.unrotated or config.key_norm)
         )
 
     def between_layers(self, call: Callable[[], object] | None) -> None:

@@ -18,9 +18,9 @@ from penstock.engine.kernels.cpu.layout import Kind
 from penstock.engine.kernels.cpu.packed import LANES
 from penstock.engine.kernels.cpu.packed_file import Place, Record
 from penstock.engine.layers.stacks import Stack
+from penstock.engine.layers.stored import STORED, typed
 
 _SLICED = ("float32", "bfloat16", "int8")
-_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _SLICE_BYTES = 4 << 20
 """Stored bytes that are packed at a time. They stay in the processor's cache together with the result."""
 _WORD = 128
@@ -84,7 +84,8 @@ def naive_checksums(data: Tensor) -> bytes:
 
 def sliced(stack: Stack, kind: str) -> bool:
     """Whether `pack_slices` can pack this matrix; `pack.pack` packs all others, whole."""
-    return kind in _SLICED and len({part.dtype for part in stack.parts}) == 1 and stack.inputs % 2 == 0
+    plain = all(part.scale is None for part in stack.parts)
+    return kind in _SLICED and plain and len({part.dtype for part in stack.parts}) == 1 and stack.inputs % 2 == 0
 
 
 def plan(stacks: Sequence[Stack], kind: str, at: int) -> tuple[dict[str, Record], int]:
@@ -162,7 +163,7 @@ class _Slices:
         row_bytes = stack.parts[0].nbytes // stack.parts[0].shape[0]
         stored = self._take("rows", (last - first) * row_bytes)
         self._read(stack, first, last, stored.numpy().data)
-        rows = stored.view(_DTYPES[stack.parts[0].dtype]).view(-1, stack.inputs)
+        rows = stored.view(STORED[stack.parts[0].dtype]).view(-1, stack.inputs)
         place, scales = record["data"], record["scale"]
         assert isinstance(place, Place)
         panels, panel_bytes = -(-(last - first) // LANES), place.nbytes // place.shape[0]
@@ -195,11 +196,10 @@ class _Slices:
 
 def read_tensor(part: TensorInfo) -> Tensor:
     """The tensor as it is stored. Raises CheckpointError."""
-    found = torch.empty(part.shape, dtype=_DTYPES[part.dtype])
+    found = torch.empty(part.nbytes, dtype=torch.uint8)
     with ExitStack() as closing:
-        room = found.view(-1).view(torch.uint8).numpy().data
-        _read_at(part, _open(part.file, closing), part.offset, room)
-    return found
+        _read_at(part, _open(part.file, closing), part.offset, found.numpy().data)
+    return typed(part, found)
 
 
 def _read_at(part: TensorInfo, file: int, at: int, room: memoryview) -> None:

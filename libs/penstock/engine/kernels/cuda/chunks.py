@@ -45,4 +45,8 @@ def in_order(checkpoint: Checkpoint) -> list[TensorInfo]:
             return (2, int(name.split(".")[2]))
         return (0, 0) if name.startswith(("model.embed_tokens.", "lm_head.")) else (3, 0)
 
-    return [checkpoint.tensors[name] for name in sorted(checkpoint.tensors, key=rank)]
+    found: list[TensorInfo] = []
+    for name in sorted(checkpoint.tensors, key=rank):
+        info = checkpoint.tensors[name]
+        found += [info] if info.scale is None else [info, info.scale]
+    return found

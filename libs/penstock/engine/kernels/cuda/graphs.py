@@ -110,7 +110,7 @@ class _Captured:
         self._attention = attention
         device, size = memory.data.device, StepInput.size(shape, width)
         self._host = torch.zeros(size, dtype=torch.int32, pin_memory=device.type == "cuda")
-        page_vectors = memory.n_layers * 2 * memory.block_size
+        page_vectors = memory.n_layers * memory.planes * memory.block_size
         scratch = memory.data.shape[0] - 1
         self._input = StepInput(
             self._host.numpy(), shape, width, block_size=memory.block_size, page_vectors=page_vectors, scratch=scratch
@@ -123,7 +123,7 @@ class _Captured:
         self._paged = Paged(
             starts, ends, tables.view(shape.sequences, width), rows, shape.rows, width * memory.block_size
         )
-        kinds = torch.arange(2 * memory.n_layers, device=device).view(memory.n_layers, 2, 1)
+        kinds = torch.arange(memory.planes * memory.n_layers, device=device).view(memory.n_layers, memory.planes, 1)
         self._offsets = kinds * memory.block_size
         self._attend: Attend | None = None
         self._repeat: Callable[[], Tensor] = self._body

@@ -89,7 +89,9 @@ def _keep_float8(device: torch.device) -> Keep:
 
 
 def attention_for(config: ModelConfig, memory: PageMemory) -> PagedAttention | None:
-    """The backend for the device of this page memory."""
+    """The backend for the device of this page memory; None for models whose pages no backend reads."""
+    if config.latent is not None or config.chunked:
+        return None
     capability = torch.cuda.get_device_capability(memory.data.device)
     with current(memory.data.device):
         return choose(config, memory, candidates(Heads.of(config), memory, capability))

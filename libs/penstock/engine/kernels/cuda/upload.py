@@ -22,8 +22,7 @@ from torch import Tensor
 from penstock.checkpoint import EMBEDDING, Checkpoint, CheckpointError, TensorInfo
 from penstock.engine.kernels.cuda.chunks import Chunk, deal, in_order
 from penstock.engine.kernels.cuda.streams import new_stream, recorded
-
-_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+from penstock.engine.layers.stored import typed
 
 
 class Upload:
@@ -88,7 +87,7 @@ class Upload:
                 self._arriving[number] = arriving
         for event in arriving.events:
             torch.cuda.current_stream(self._device).wait_event(event)
-        return arriving.content.view(_DTYPES[info.dtype]).view(info.shape)
+        return typed(info, arriving.content)
 
     def _complete(self, number: int) -> bool:
         arriving = self._arriving.get(number)

@@ -1,0 +1,248 @@
+"""Checkpoints whose matrices are stored in 8 or 4 bits compute what their numbers stand for."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from penstock.checkpoint import CheckpointError, fingerprint, inspect
+from penstock.engine.config import EngineConfig
+from penstock.engine.forward.runner import Runner
+from penstock.engine.request import SamplingParams
+from penstock.engine.sampling.choice import Choice
+from penstock.engine.step.run import Run
+from penstock.testing.checkpoints import write_tokenizer
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import transformers
+
+BLOCK, GROUP = 16, 8
+FLOAT8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [BLOCK, BLOCK]}
+WEIGHTS = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": GROUP}
+INT4 = {
+    "quant_method": "compressed-tensors",
+    "format": "pack-quantized",
+    "config_groups": {"group_0": {"weights": WEIGHTS, "input_activations": None, "targets": ["Linear"]}},
+}
+PROMPT = [7, 200, 31, 5, 5, 91, 120, 64, 33, 2, 250, 17, 18, 19, 20, 21, 22, 23]
+
+
+def in_float8(name, matrix):
+    """The stored tensors, and the numbers that they stand for, one number at a time."""
+    rows, columns = (math.ceil(extent / BLOCK) for extent in matrix.shape)
+    scale, stored = torch.zeros(rows, columns), torch.zeros(matrix.shape, dtype=torch.float8_e4m3fn)
+    meant = torch.zeros_like(matrix)
+    for row in range(rows):
+        for column in range(columns):
+            own = (slice(row * BLOCK, (row + 1) * BLOCK), slice(column * BLOCK, (column + 1) * BLOCK))
+            scale[row, column] = matrix[own].abs().max() / 448
+            stored[own] = (matrix[own] / scale[row, column]).to(torch.float8_e4m3fn)
+            meant[own] = stored[own].float() * scale[row, column]
+    return {name: stored, f"{name}_scale_inv": scale}, meant
+
+
+def in_int4(name, matrix):
+    rows, columns = matrix.shape
+    scale, meant = torch.zeros(rows, columns // GROUP), torch.zeros_like(matrix)
+    words = [[0] * (columns // 8) for _ in range(rows)]
+    for row in range(rows):
+        for first in range(0, columns, GROUP):
+            own = matrix[row, first : first + GROUP]
+            step = float((own.abs().max() / 7).bfloat16())
+            scale[row, first // GROUP] = step
+            for at, number in enumerate(own.tolist(), first):
+                level = max(-8, min(7, round(number / step)))
+                words[row][at // 8] |= (level + 8) << (4 * (at % 8))
+                meant[row, at] = level * step
+    signed = [[word - (1 << 32) if word >= 1 << 31 else word for word in row] for row in words]
+    packed = torch.tensor(signed, dtype=torch.int64).to(torch.int32)
+    parts = {
+        f"{name}_packed": packed,
+        f"{name}_scale": scale.bfloat16(),
+        f"{name}_shape": torch.tensor([rows, columns]),
+    }
+    return parts, meant
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    """A small model of transformers with latent attention and experts, and its tensors as published files name them."""
+    torch.manual_seed(3)
+    config = transformers.DeepseekV3Config(
+        vocab_size=300,
+        hidden_size=32,
+        intermediate_size=48,
+        moe_intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        q_lora_rank=16,
+        kv_lora_rank=24,
+        qk_nope_head_dim=12,
+        qk_rope_head_dim=8,
+        v_head_dim=8,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        n_group=2,
+        topk_group=1,
+        first_k_dense_replace=1,
+        initializer_range=0.3,
+        max_position_embeddings=512,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return transformers.DeepseekV3ForCausalLM(config).eval()
+
+
+def written(directory, model, quantise, quantisation, which):
+    """A checkpoint in which the matrices that `which` picks are quantised; the model that its numbers stand for."""
+    model.save_pretrained(directory)
+    write_tokenizer(directory / "tokenizer.json")
+    file, stored, meant = directory / "model.safetensors", {}, {}
+    for name, tensor in load_file(file).items():
+        meant[name] = tensor
+        if which(name, tensor):
+            parts, meant[name] = quantise(name, tensor)
+            stored |= parts
+        else:
+            stored[name] = tensor
+    save_file(meant, file, metadata={"format": "pt"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        oracle = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    save_file(stored, file, metadata={"format": "pt"})
+    edit(directory, quantization_config=quantisation)
+    return oracle
+
+
+def edit(directory, **fields):
+    file = directory / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
+
+
+def dense(name, tensor):
+    return "proj" in name and name.endswith(".weight")
+
+
+def of_experts(name, tensor):
+    return ".experts." in name
+
+
+def logits_of(directory, dtype="float32"):
+    runner = Runner(inspect(directory), EngineConfig(model=directory, dtype=dtype, kv_pool_tokens=64))
+    params = SamplingParams(max_tokens=1, temperature=0.0, logprobs=0)
+    choice = Choice(params, frozenset(), PROMPT[:1], 1, tuple(PROMPT[1:]))
+    return runner.logits([Run(choice, 0, 1, [1, 2], ("one", 0))])
+
+
+@pytest.mark.parametrize(
+    ("quantise", "quantisation", "which"), [(in_float8, FLOAT8, dense), (in_int4, INT4, of_experts)]
+)
+def test_numbers_are_what_the_bits_stand_for(tmp_path, drawn, quantise, quantisation, which):
+    oracle = written(tmp_path, drawn, quantise, quantisation, which)
+    with torch.inference_mode():
+        wanted, plain = (model(torch.tensor([PROMPT])).logits[0] for model in (oracle, drawn))
+    torch.testing.assert_close(logits_of(tmp_path), wanted, atol=1e-4, rtol=0)
+    assert (wanted - plain).abs().max() > 1e-2, "the quantisation is to be seen"
+    assert logits_of(tmp_path, "bfloat16").isfinite().all()
+
+
+def test_kernels_pack_float8_too(tmp_path):
+    """A dense model is packed for the kernels from the numbers that its bits stand for."""
+    torch.manual_seed(4)
+    config = transformers.LlamaConfig(
+        vocab_size=300,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        initializer_range=0.3,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        oracle = written(tmp_path, transformers.LlamaForCausalLM(config).eval(), in_float8, FLOAT8, dense)
+    runner = Runner(inspect(tmp_path), EngineConfig(model=tmp_path, dtype="float32", kv_pool_tokens=64))
+    assert runner.packed is not None
+    with torch.inference_mode():
+        wanted = oracle(torch.tensor([PROMPT])).logits[0]
+    torch.testing.assert_close(logits_of(tmp_path), wanted, atol=1e-4, rtol=0)
+
+
+def test_the_grid_is_part_of_the_fingerprint(tmp_path, drawn):
+    written(tmp_path, drawn, in_float8, FLOAT8, lambda name, tensor: dense(name, tensor) and max(tensor.shape) <= 16)
+    before = fingerprint(tmp_path)
+    edit(tmp_path, quantization_config={**FLOAT8, "weight_block_size": [64, 64]})
+    assert fingerprint(tmp_path) != before
+
+
+def test_layers_that_predict_further_tokens_are_left_alone(tmp_path, drawn):
+    drawn.save_pretrained(tmp_path)
+    write_tokenizer(tmp_path / "tokenizer.json")
+    wanted = logits_of(tmp_path)
+    file = tmp_path / "model.safetensors"
+    further = {"model.layers.2.eh_proj.weight": torch.ones(32, 64), "model.layers.2.enorm.weight": torch.ones(32)}
+    save_file({**load_file(file), **further}, file, metadata={"format": "pt"})
+    edit(tmp_path, num_nextn_predict_layers=1)
+    assert torch.equal(logits_of(tmp_path), wanted)
+    edit(tmp_path, num_nextn_predict_layers=0)
+    with pytest.raises(CheckpointError, match=r"tensor model.layers.2.\w+.weight is not part of DeepseekV3"):
+        inspect(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"quant_method": "awq"}, "quant_method 'awq' is not supported, only fp8"),
+        ({"fmt": "e5m2"}, "fmt 'e5m2' is not supported, only e4m3"),
+        ({"weight_block_size": [16]}, "weight_block_size must be two sizes"),
+        ({"weight_block_size": [16, 32]}, r"with a scale for each 16 x 32 it must be"),
+        ({"weight_block_size": None}, "weight_block_size must be two sizes"),
+    ],
+)
+def test_what_is_not_read_is_refused(tmp_path, drawn, changes, reason):
+    written(tmp_path, drawn, in_float8, FLOAT8, dense)
+    edit(tmp_path, quantization_config={**FLOAT8, **changes})
+    with pytest.raises(CheckpointError, match=reason):
+        inspect(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("weights", "reason"),
+    [
+        ({"num_bits": 8}, "num_bits 8 is not supported, only 4"),
+        ({"symmetric": False}, "symmetric False is not supported, only True"),
+        ({"strategy": "channel"}, "strategy 'channel' is not supported"),
+        ({"group_size": 12}, "group_size must be a multiple of 8, not 12"),
+        ({"group_size": 16}, r"with a scale for each 1 x 16 it must be"),
+    ],
+)
+def test_int4_of_another_kind_is_refused(tmp_path, drawn, weights, reason):
+    written(tmp_path, drawn, in_int4, INT4, of_experts)
+    groups = {"group_0": {**INT4["config_groups"]["group_0"], "weights": {**WEIGHTS, **weights}}}
+    edit(tmp_path, quantization_config={**INT4, "config_groups": groups})
+    with pytest.raises(CheckpointError, match=reason):
+        inspect(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("quantise", "quantisation", "which", "gone", "reason"),
+    [
+        (in_float8, FLOAT8, dense, "_scale_inv", "is F8_E4M3, and its scales are missing"),
+        (in_int4, INT4, of_experts, "_scale", "_packed is there, and .*_scale is not"),
+        (in_int4, INT4, of_experts, "_packed", "experts.*weight of DeepseekV3ForCausalLM is missing"),
+    ],
+)
+def test_a_part_that_is_missing_is_named(tmp_path, drawn, quantise, quantisation, which, gone, reason):
+    written(tmp_path, drawn, quantise, quantisation, which)
+    file = tmp_path / "model.safetensors"
+    left = {name: tensor for name, tensor in load_file(file).items() if not name.endswith(gone)}
+    save_file(left, file, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=reason):
+        inspect(tmp_path)
