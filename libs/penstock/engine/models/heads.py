@@ -161,15 +161,9 @@ class LatentHeads:
         if expands(query.shape[1], self._latent, self._turned):
             keys, values = expand(plane, weights, rank)
             return attend(query, keys, values, context.mask, causal=context.causal, scale=scale)
-        mixed = attend(
-            absorb(query, weights, self._latent.plain_dim),
-            plane,
-            plane[..., :rank],
-            context.mask,
-            causal=context.causal,
-            scale=scale,
-        )
-        return release(mixed, weights)
+        asked = absorb(query, weights, self._latent.plain_dim)
+        mixed = attend(asked, plane, plane, context.mask, causal=context.causal, scale=scale)
+        return release(mixed.view(len(mixed), self._config.n_heads, -1)[..., :rank], weights)
 
     def _rotated(self, x: Tensor, turn: Turn) -> Tensor:
         return rotate(x, *turn, interleaved=self._config.rope.interleaved)
