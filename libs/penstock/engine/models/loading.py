@@ -13,6 +13,7 @@ from torch import Tensor
 
 from penstock.checkpoint import (
     EMBEDDING,
+    HEAD,
     Checkpoint,
     CheckpointError,
     LayerNames,
@@ -24,7 +25,7 @@ from penstock.engine.layers.embedding import Embedding, StoredTable
 from penstock.engine.layers.feedforward import Dense, Routed
 from penstock.engine.layers.linear import Matrix
 from penstock.engine.layers.stacks import Keep, Stack, as_it_is
-from penstock.engine.layers.stored import numbers
+from penstock.engine.layers.stored import numbers, read_tensor
 from penstock.engine.layers.weights import LatentWeights, LayerWeights, Weights
 
 Source = Callable[[TensorInfo], Tensor]
@@ -41,6 +42,7 @@ class _Files:
         self._source = source
         self._dtype = dtype
         self._device = device
+        self.adds = checkpoint.adds
         self._open: dict[Path, Any] = {}
         for file in checkpoint.weight_files:
             try:
@@ -49,7 +51,8 @@ class _Files:
                 raise CheckpointError(file, str(error)) from None
 
     def one(self, name: str) -> Tensor:
-        return self._read(self._checkpoint.tensors[name], self._dtype)
+        found = [self._read(piece, self._dtype) for piece in self._checkpoint.pieces(name)]
+        return found[0] if len(found) == 1 else torch.cat(found, -1 if found[0].dim() > 2 else 0)
 
     def exact(self, name: str) -> Tensor:
         """In float32."""
@@ -79,6 +82,8 @@ class _Files:
         return found.to(self._device, dtype, copy=stored.scale is None)
 
     def _stored(self, info: TensorInfo) -> Tensor:
+        if self._checkpoint.part is not None:
+            return read_tensor(info)
         tensor: Tensor = self._open[info.file].get_tensor(info.name)
         return tensor
 
@@ -114,12 +119,12 @@ def load_weights(
 
 def stack_of(checkpoint: Checkpoint, name: str, prefix: str, *names: str) -> Stack:
     """The stack `name` of the matrices `names`."""
-    return Stack(name, tuple(checkpoint.tensors[f"{prefix}{part}.weight"] for part in names))
+    return Stack(name, tuple(piece for part in names for piece in checkpoint.pieces(f"{prefix}{part}.weight")))
 
 
 def head_stack(checkpoint: Checkpoint) -> Stack:
     """The last matrix."""
-    return Stack("head", (checkpoint.tensors[EMBEDDING if checkpoint.config.tied else "lm_head.weight"],))
+    return Stack("head", checkpoint.pieces(EMBEDDING if checkpoint.config.tied else HEAD))
 
 
 def layer_stacks(checkpoint: Checkpoint, number: int) -> dict[str, Stack]:
@@ -150,7 +155,7 @@ def _layer(files: _Files, checkpoint: Checkpoint, number: int, keep: _Kept, comp
     config, prefix = checkpoint.config, f"model.layers.{number}."
     names, stacks = layer_names(config), layer_stacks(checkpoint, number)
     qkv, qkv_bias = keep(stacks["qkv"], _input_bias(files, config, names, prefix))
-    out, out_bias = keep(stacks["out"], files.bias(config.o_bias, prefix, names.out))
+    out, out_bias = keep(stacks["out"], files.bias(config.o_bias and checkpoint.adds, prefix, names.out))
 
     def norm(name: str) -> Tensor:
         return files.norm(f"{prefix}{name}.weight")
@@ -184,7 +189,7 @@ def _dense_block(
     files: _Files, config: ModelConfig, names: LayerNames, prefix: str, *, stacks: dict[str, Stack], keep: _Kept
 ) -> Dense:
     gate_up, gate_up_bias = keep(stacks["gate_up"], files.bias(config.mlp_bias, prefix, *names.gate_up))
-    down, down_bias = keep(stacks["down"], files.bias(config.mlp_bias, prefix, names.down))
+    down, down_bias = keep(stacks["down"], files.bias(config.mlp_bias and files.adds, prefix, names.down))
     return Dense(gate_up, gate_up_bias, down, down_bias)
 
 

@@ -28,10 +28,9 @@ from penstock.engine.kernels.cpu.packed import LANES
 from penstock.engine.layers.feedforward import Dense
 from penstock.engine.layers.linear import Matrix
 from penstock.engine.layers.weights import LayerWeights, Weights
-from penstock.engine.step.batch import sampled_rows
+from penstock.engine.step.batch import Rows, sampled_rows
 from penstock.engine.step.features import Features
 from penstock.engine.step.memory import PageMemory
-from penstock.engine.step.run import Run
 
 _TABLES = (torch.float32, torch.bfloat16)
 """The types in which step.cpp reads embeddings."""
@@ -112,7 +111,7 @@ class CompiledDecoder:
         """Whether it computes steps of so many rows: not if torch multiplies them faster."""
         return not self._head.by_torch(rows)
 
-    def forward(self, runs: Sequence[Run], features: Features | None = None) -> Tensor:
+    def forward(self, runs: Sequence[Rows], features: Features | None = None) -> Tensor:
         """float32 [samples, vocab]; leaves every row's keys and values in the page memory, and fills `features`."""
         sampled = sampled_rows(runs)
         logits = np.empty((len(sampled), self._vocab), dtype=np.float32)
@@ -120,7 +119,7 @@ class CompiledDecoder:
         return torch.from_numpy(logits)
 
     def best(
-        self, runs: Sequence[Run], legality: Legality | None = None, features: Features | None = None
+        self, runs: Sequence[Rows], legality: Legality | None = None, features: Features | None = None
     ) -> list[int]:
         """As `forward`, but only the most probable token of each sample, the first of several, that is legal. Raises
         NotFinite."""
@@ -136,7 +135,7 @@ class CompiledDecoder:
 
     def _step(
         self,
-        runs: Sequence[Run],
+        runs: Sequence[Rows],
         sampled: list[int],
         logits: npt.NDArray[np.float32],
         best: npt.NDArray[np.int32] | None = None,
@@ -180,7 +179,7 @@ class CompiledDecoder:
         )
         self._machine.forward(self._model, step)
 
-    def _tables(self, runs: Sequence[Run]) -> npt.NDArray[np.int32]:
+    def _tables(self, runs: Sequence[Rows]) -> npt.NDArray[np.int32]:
         """The runs' block tables end to end. They are those of the last step if nothing has changed."""
         names = [(*run.table, len(run.pages)) for run in runs]
         if names != self._names:
