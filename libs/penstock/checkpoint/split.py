@@ -95,7 +95,7 @@ class _Cut:
     def all(self) -> Iterator[_Piece]:
         config = self._config
         table = self._tensors[EMBEDDING if config.tied else HEAD]
-        yield HEAD, (table.part(0, self._share(config.vocab_size)),)
+        yield HEAD, (table.cut(0, self._share(config.vocab_size)),)
         for layer in range(config.n_layers):
             prefix = f"model.layers.{layer}."
             yield from self._attention(prefix)
@@ -159,7 +159,7 @@ class _Cut:
                     yield from self._columns(whole, 0, own)
 
     def _columns(self, name: str, axis: int, parts: Sequence[range]) -> Iterator[_Piece]:
-        yield name, tuple(self._tensors[name].part(axis, part) for part in parts)
+        yield name, tuple(self._tensors[name].cut(axis, part) for part in parts)
 
 
 def _wide(heads: range, width: int) -> range:

@@ -55,13 +55,15 @@ class TensorInfo:
     steps: tuple[int, ...] = ()
     """Of a part with gaps: bytes in the file from one index of each axis to the next, the last axis apart. Empty: the
     numbers lie one behind the other."""
+    whole: TensorInfo | None = None
+    """The tensor of the file of which this is a part."""
 
     @property
     def nbytes(self) -> int:
         """In the file, without scales and gaps."""
         return self._bytes(math.prod(self.shape))
 
-    def part(self, axis: int, some: range) -> TensorInfo:
+    def cut(self, axis: int, some: range) -> TensorInfo:
         """The part with `some` consecutive indices of an axis. Of I4, columns go in pairs."""
         if (some.start, some.stop) == (0, self.shape[axis]):
             return self
@@ -73,17 +75,14 @@ class TensorInfo:
         found = replace(
             self, shape=shape, offset=self.offset + (self._bytes(some.start) if last else some.start * steps[axis])
         )
-        gaps = any(
-            extent > 1 and step != whole for extent, step, whole in zip(shape, steps, found._gapless, strict=False)
-        )
-        found = replace(found, steps=steps if gaps else ())
+        found = replace(found, steps=steps if found._gaps(steps) else ())
         if self.scale is None or axis > 1:
             return found
         size, before = self.grid[axis], self.phase[axis]
         scales = range((before + some.start) // size, -(-(before + some.stop) // size))
         phase = [*self.phase]
         phase[axis] = (before + some.start) % size
-        return replace(found, scale=self.scale.part(axis, scales), phase=(phase[0], phase[1]))
+        return replace(found, scale=self.scale.cut(axis, scales), phase=(phase[0], phase[1]))
 
     def ranges(self, some: range | None = None) -> Iterator[tuple[int, int]]:
         """(first byte in the file, bytes) of what holds the numbers, in their order, or those with `some` consecutive
@@ -102,10 +101,24 @@ class TensorInfo:
     def _bytes(self, count: int) -> int:
         return count // 2 if self.dtype == "I4" else count * _BYTES[self.dtype]
 
+    def _gaps(self, steps: tuple[int, ...]) -> bool:
+        """Whether indices so many bytes from each other leave gaps."""
+        return any(
+            extent > 1 and step != gapless
+            for extent, step, gapless in zip(self.shape, steps, self._gapless, strict=False)
+        )
+
     @property
     def _gapless(self) -> tuple[int, ...]:
         """`steps` if there were no gaps."""
         return tuple(self._bytes(math.prod(self.shape[axis + 1 :])) for axis in range(len(self.shape) - 1))
+
+    def part(self, number: int) -> TensorInfo:
+        """The tensor [number] of a tensor of several, which has no scales."""
+        assert self.scale is None
+        step = (self.steps or self._gapless)[0]
+        found = replace(self, shape=self.shape[1:], offset=self.offset + number * step, steps=(), whole=self)
+        return replace(found, steps=self.steps[1:] if found._gaps(self.steps[1:]) else ())
 
 
 def weight_files(directory: Path) -> tuple[Path, ...]:

@@ -40,7 +40,7 @@ def test_ranges_of_parts_are_their_numbers(case):
     whole = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
     content, info = b"before!!" + whole.tobytes(), TensorInfo(FILE, "t", "F32", shape, 8)
     for axis, some in cut:
-        info = info.part(axis, some)
+        info = info.cut(axis, some)
         whole = whole.take(range(some.start, some.stop), axis)
     assert info.shape == whole.shape and info.nbytes == whole.nbytes
     assert read(info, content).tolist() == whole.flatten().tolist()
@@ -105,18 +105,18 @@ def test_each_rank_reads_its_part_of_the_layers(tmp_path, name, ranks):
 def test_scales_of_parts_are_those_of_their_numbers():
     scale = TensorInfo(FILE, "s", "F32", (3, 4), 0)
     info = TensorInfo(FILE, "t", "F8_E4M3", (10, 13), 48, scale, (4, 4))
-    found = info.part(0, range(5, 10)).part(1, range(6, 13))
+    found = info.cut(0, range(5, 10)).cut(1, range(6, 13))
     assert found.scale.shape == (2, 3) and found.phase == (1, 2)
     assert found.scale.offset == (1 * 4 + 1) * 4
-    again = found.part(0, range(3, 5))
+    again = found.cut(0, range(3, 5))
     assert again.scale.shape == (1, 3) and again.phase == (0, 2)
 
 
 def test_columns_of_four_bits_go_in_pairs():
     info = TensorInfo(FILE, "t", "I4", (4, 16), 100)
-    assert list(info.part(1, range(4, 8)).ranges()) == [(102, 2), (110, 2), (118, 2), (126, 2)]
+    assert list(info.cut(1, range(4, 8)).ranges()) == [(102, 2), (110, 2), (118, 2), (126, 2)]
     with pytest.raises(AssertionError, match="half a byte"):
-        info.part(1, range(1, 3))
+        info.cut(1, range(1, 3))
 
 
 @pytest.mark.parametrize(
