@@ -55,7 +55,13 @@ MODELS = {
         extra={"intermediate_size_mlp": 96, "num_local_experts": 4, "attention_chunk_size": 40},
     ),
 }
-CASES = [(name, 2) for name in MODELS] + [("one KV head", 4), ("deepseek", 4)]
+CASES = [(name, 2, True) for name in MODELS] + [
+    ("one KV head", 4, True),
+    ("deepseek", 4, True),
+    ("llama", 2, False),
+    ("mixtral", 4, False),
+]
+"""The last say whether there are kernels."""
 
 
 class RankThread:
@@ -89,12 +95,12 @@ def config_of(directory, **fields):
     return EngineConfig(model=directory, **{**sizes, "draft_timeout_s": 30, "draft_always": True, **fields})
 
 
-@pytest.mark.parametrize(("name", "ranks"), CASES)
-async def test_split_engine_says_the_same(tmp_path, kit, name, ranks):
+@pytest.mark.parametrize(("name", "ranks", "kernels"), CASES)
+async def test_split_engine_says_the_same(tmp_path, kit, name, ranks, kernels):
     """Logprobs to 1e-4 in float32: prompts in chunks, together, with a prefix that an engine in one process has
     computed, and with drafts; and that engine goes on from what the split one has computed."""
     directory = write_checkpoint(tmp_path / "model", MODELS[name])
-    config = config_of(directory)
+    config = config_of(directory, kernels=kernels)
     requests = kit.mixed()
     long = kit.request("long", 200, kit.greedy(12, logprobs=3))
     wrong = kit.Drafts(lambda ask: [(token + 1) % 256 if number == 2 else token for number, token in enumerate(right)])

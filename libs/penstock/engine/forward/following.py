@@ -18,15 +18,16 @@ from torch import Tensor
 
 from penstock.checkpoint import inspect, part_of
 from penstock.checkpoint.split import heads_of_rank, share
+from penstock.engine.errors import RankLost
 from penstock.engine.forward.model import set_threads
 from penstock.engine.forward.runner import CACHE, Runner
-from penstock.engine.ranks.errors import RankLost
-from penstock.engine.ranks.group import Group, TorchGroup
+from penstock.engine.kernels.cpu.meeting import SharedGroup
+from penstock.engine.ranks.group import Group, TorchGroup, shared_layout, shared_room
 from penstock.engine.ranks.messages import Listener, Setup, receive, send
 from penstock.engine.ranks.window import PageWindow
 from penstock.engine.step.batch import Rows
 from penstock.engine.step.memory import PageMemory
-from penstock.kv.bytes.arena import ArenaMap, Layout
+from penstock.kv.bytes.arena import Layout
 
 _PR_SET_PDEATHSIG = 1
 
@@ -43,23 +44,29 @@ class Following:
         model = whole.config
         self.vocab_size = model.vocab_size
         layout = Layout.gapless(config.pages + 1, PageMemory.page_bytes(model, config.block_size, CACHE[config.kv]))
-        self._map = ArenaMap(setup.pages.path, setup.pages.size, setup.pages.arena_id, layout)
+        self._maps = [setup.pages.mapped(layout)]
         self.memory = PageMemory(
             model,
             config.pages,
             config.block_size,
             CACHE[config.kv],
             torch.device("cpu"),
-            content=self._map.slots(),
+            content=self._maps[0].slots(),
         )
         self.window = PageWindow(self.memory, heads_of_rank(model.kv.heads, setup.ranks, setup.rank))
         self._columns = [len(share(model.vocab_size, setup.ranks, rank)) for rank in range(setup.ranks)]
-        self._group: Group | None = None
+        self.shared: SharedGroup | None = None
+        if setup.sums is not None:
+            room = shared_room(model, config)
+            self._maps.append(setup.sums.mapped(shared_layout(setup.ranks, room)))
+            self.shared = SharedGroup(self._maps[1].slots(), setup.rank, self._columns, room)
+        self._group: Group | None = self.shared
 
     def meet(self) -> None:
         """Returns when all ranks are there. Raises RankLost."""
         setup = self.setup
-        self._group = TorchGroup(setup.meeting, setup.rank, self._columns, torch.device("cpu"))
+        if self._group is None:
+            self._group = TorchGroup(setup.meeting, setup.rank, self._columns, torch.device("cpu"))
 
     def add(self, own: Tensor) -> Tensor:
         """See Group."""

@@ -22,6 +22,7 @@ from penstock.engine.kernels.cpu.draws import native_draws
 from penstock.engine.kernels.cpu.forms import quicker_form
 from penstock.engine.kernels.cpu.machine import Machine
 from penstock.engine.kernels.cpu.matrix import PackedMatrix
+from penstock.engine.kernels.cpu.meeting import SharedGroup
 from penstock.engine.kernels.cpu.shapes import misfit
 from penstock.engine.kernels.rounding import dequantised
 from penstock.engine.layers.embedding import Embedding, StoredTable
@@ -61,6 +62,12 @@ class StepsOnDevice(Protocol):
         ...
 
 
+class HeadWindow(KvMemory, Protocol):
+    """Some KV heads of a memory."""
+
+    first_head: int
+
+
 class RankPlace(Protocol):
     """The place of a process among several that have a part of the model each."""
 
@@ -69,8 +76,11 @@ class RankPlace(Protocol):
     memory: PageMemory
     """The pages, with all heads."""
 
+    shared: SharedGroup | None
+    """Where processes add what they compute, in one call of the kernels; None: they can't."""
+
     @property
-    def window(self) -> KvMemory:
+    def window(self) -> HeadWindow:
         """The heads of this process in them."""
         ...
 
@@ -121,8 +131,20 @@ class Runner:
         else:
             self.memory = among.memory
         self._build(model, config, weights, compute)
-        if among is None and machine is not None and CompiledDecoder.fits(model):
+        if machine is None or not CompiledDecoder.fits(model):
+            return
+        if among is None:
             self._compiled = CompiledDecoder(machine, model, weights, self.decoder.tables[0], self.memory)
+        elif among.shared is not None:
+            self._compiled = CompiledDecoder(
+                machine,
+                model,
+                weights,
+                self.decoder.tables[0],
+                self.memory,
+                first_head=among.window.first_head,
+                ranks=among.shared.args,
+            )
 
     def _load_on_device(self, checkpoint: Checkpoint, config: EngineConfig) -> None:
         from penstock.engine.kernels.cuda import setup as cuda  # imported only for CUDA devices

@@ -9,7 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from penstock.engine.ranks.errors import RankLost
+from penstock.checkpoint import ModelConfig
+from penstock.engine.config import EngineConfig
+from penstock.engine.errors import RankLost
+from penstock.engine.kernels.cpu.meeting import SharedGroup
+from penstock.kv.bytes.arena import Layout
 
 _dist: Any = dist  # much of it has no types
 TIMEOUT_S = 60.0
@@ -29,7 +33,7 @@ class Group(Protocol):
         ...
 
     def close(self) -> None:
-        """Ends what waits for other ranks."""
+        """Ends what waits for other ranks. Callable from any thread."""
         ...
 
 
@@ -93,3 +97,13 @@ def _nccl(store: Any, rank: int, ranks: int, timeout: timedelta) -> Any:
     options = _dist.ProcessGroupNCCL.Options()
     options._timeout = timeout
     return _dist.ProcessGroupNCCL(store, rank, ranks, options)
+
+
+def shared_room(model: ModelConfig, config: EngineConfig) -> int:
+    """Floats that a rank brings at most: what it adds to all rows of a step, or the logits of one."""
+    return SharedGroup.room(max(config.max_batch_tokens * model.hidden_size, model.vocab_size))
+
+
+def shared_layout(ranks: int, room: int) -> Layout:
+    """Of an arena for a SharedGroup: all is in one slot."""
+    return Layout.gapless(1, SharedGroup.memory_bytes(ranks, room))

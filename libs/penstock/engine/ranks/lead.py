@@ -18,15 +18,18 @@ import msgspec
 import torch
 from torch import Tensor
 
-from penstock.checkpoint import Checkpoint, part_of
+from penstock.checkpoint import Checkpoint, ModelConfig, part_of
 from penstock.checkpoint.split import heads_of_rank, share
 from penstock.engine.config import EngineConfig
-from penstock.engine.ranks.errors import RankLost
-from penstock.engine.ranks.group import Group, TorchGroup
-from penstock.engine.ranks.messages import Pages, Setup, Teller, receive, send, settings_of
+from penstock.engine.errors import RankLost
+from penstock.engine.kernels.cpu.build import NotBuilt
+from penstock.engine.kernels.cpu.meeting import SharedGroup
+from penstock.engine.ranks.group import Group, TorchGroup, shared_layout, shared_room
+from penstock.engine.ranks.messages import Setup, SharedMemory, Teller, receive, send, settings_of
 from penstock.engine.ranks.window import PageWindow
 from penstock.engine.step.batch import Rows
 from penstock.engine.step.memory import PageMemory
+from penstock.kv.bytes.arena import Arena
 
 _FOLLOWER = "penstock.engine.forward.following"
 _LOAD_S = 1800.0
@@ -71,19 +74,35 @@ class Lead:
         """What rank 0 has of the model."""
         self._columns = [len(share(whole.vocab_size, ranks, rank)) for rank in range(ranks)]
         self._teller = Teller()
-        self._group: Group | None = None
+        self._sums: Arena | None = None
+        self.shared = self._share(whole, config)
+        """Where ranks add what they compute; None: by torch.distributed."""
+        self._group: Group | None = self.shared
         self._lost: RankLost | None = None
         self._directory = Path(tempfile.mkdtemp(prefix="penstock-ranks-"))
-        arena = memory.arena
-        pages = Pages(arena.path, arena.size, arena.arena_id)
+        pages = SharedMemory.of(memory.arena)
+        sums = None if self._sums is None else SharedMemory.of(self._sums)
         self._followers: list[_Follower] = []
         try:
             for rank in range(1, ranks):
-                setup = Setup(rank, ranks, settings_of(config), fingerprint, pages, self._meeting)
+                setup = Setup(rank, ranks, settings_of(config), fingerprint, pages, sums, self._meeting)
                 self._followers.append(_Follower(setup, launch or RankProcess))
         except BaseException:
             self.close()
             raise
+
+    def _share(self, model: ModelConfig, config: EngineConfig) -> SharedGroup | None:
+        if not config.kernels:
+            return None
+        room = shared_room(model, config)
+        layout = shared_layout(config.tp, room)
+        try:
+            arena = Arena(layout.offset(1))
+            arena.format(layout)
+            self._sums = arena
+            return SharedGroup(arena.slots(), 0, self._columns, room)
+        except NotBuilt:
+            return None
 
     @property
     def _meeting(self) -> str:
@@ -103,7 +122,8 @@ class Lead:
         """Returns when all ranks have loaded and can compute. Raises RankLost."""
         for follower in self._followers:
             follower.done()
-        self._group = TorchGroup(self._meeting, 0, self._columns, torch.device("cpu"))
+        if self._group is None:
+            self._group = TorchGroup(self._meeting, 0, self._columns, torch.device("cpu"))
 
     def add(self, own: Tensor) -> Tensor:
         """See Group."""
@@ -138,6 +158,8 @@ class Lead:
 
     def abandon(self) -> None:
         """Ends the other processes: whoever waits for one of them hears of it. Callable from any thread."""
+        if self.shared is not None:
+            self.shared.close()
         for follower in self._followers:
             follower.process.kill()
 
@@ -150,6 +172,9 @@ class Lead:
         if self._group is not None:
             self._group.close()
             self._group = None
+        if self._sums is not None:
+            self._sums.close()
+            self._sums = None
         shutil.rmtree(self._directory, ignore_errors=True)
 
 

@@ -15,16 +15,25 @@ import msgspec
 
 from penstock.engine.config import EngineConfig
 from penstock.engine.step.batch import Rows
+from penstock.kv.bytes.arena import Arena, ArenaMap, Layout
 
 _HEADER = 4
 
 
-class Pages(msgspec.Struct, array_like=True, frozen=True):
-    """The pages of rank 0, in shared memory."""
+class SharedMemory(msgspec.Struct, array_like=True, frozen=True):
+    """An arena of rank 0."""
 
     path: str
     size: int
     arena_id: bytes
+
+    @classmethod
+    def of(cls, arena: Arena) -> SharedMemory:
+        return cls(arena.path, arena.size, arena.arena_id)
+
+    def mapped(self, layout: Layout) -> ArenaMap:
+        """Raises MapError."""
+        return ArenaMap(self.path, self.size, self.arena_id, layout)
 
 
 class Setup(msgspec.Struct, frozen=True):
@@ -35,9 +44,11 @@ class Setup(msgspec.Struct, frozen=True):
     config: dict[str, Any]
     fingerprint: str
     """Of the model."""
-    pages: Pages
+    pages: SharedMemory
+    sums: SharedMemory | None
+    """Where ranks add what they compute, see SharedGroup; None: by torch.distributed."""
     meeting: str
-    """A file in a private directory, by which the ranks find each other."""
+    """A file in a private directory, by which they find each other then."""
 
     @property
     def engine(self) -> EngineConfig:

@@ -22,6 +22,7 @@ class PageWindow:
         self.planes = memory.planes
         self.block_size = memory.block_size
         self.n_layers = memory.n_layers
+        self.first_head = heads.start
         self._all, self._width = memory.heads
         self._heads = len(heads)
         numbers = slice(heads.start * self._width, heads.stop * self._width)
