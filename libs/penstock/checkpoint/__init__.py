@@ -5,7 +5,7 @@ can load or raises `CheckpointError` with the file and the reason.
 """
 
 from penstock.checkpoint.attention import KvForm, Latent, Temperature
-from penstock.checkpoint.directory import Checkpoint, inspect
+from penstock.checkpoint.directory import Checkpoint, Part, inspect
 from penstock.checkpoint.draft_head import HEAD_EMBEDDING, HeadCheckpoint, inspect_head
 from penstock.checkpoint.errors import CheckpointError
 from penstock.checkpoint.experts import Experts
@@ -15,11 +15,13 @@ from penstock.checkpoint.model_config import ModelConfig
 from penstock.checkpoint.naming import LayerNames, layer_names
 from penstock.checkpoint.remembered import remembered_fingerprint
 from penstock.checkpoint.rope import Rope
-from penstock.checkpoint.tensors import EMBEDDING, TensorInfo
+from penstock.checkpoint.split import check_split, part_of
+from penstock.checkpoint.tensors import EMBEDDING, HEAD, TensorInfo
 from penstock.checkpoint.tokenizer_file import tokenizer_file
 
 __all__ = [
     "EMBEDDING",
+    "HEAD",
     "HEAD_EMBEDDING",
     "SUPPORTED",
     "Checkpoint",
@@ -30,13 +32,16 @@ __all__ = [
     "Latent",
     "LayerNames",
     "ModelConfig",
+    "Part",
     "Rope",
     "Temperature",
     "TensorInfo",
+    "check_split",
     "fingerprint",
     "inspect",
     "inspect_head",
     "layer_names",
+    "part_of",
     "remembered_fingerprint",
     "tokenizer_file",
     "tokenizer_fingerprint",

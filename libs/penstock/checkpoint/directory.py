@@ -27,6 +27,18 @@ from penstock.checkpoint.tokenizer_file import tokenizer_file
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """What one of several processes has of a model, see split."""
+
+    rank: int
+    ranks: int
+    pieces: Mapping[str, tuple[TensorInfo, ...]]
+    """What it has of each tensor that is cut, put one behind the other along the axis that was cut."""
+    fingerprint: str
+    """Of the whole model."""
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """A directory that was found to be complete and consistent: the engine can load it."""
 
@@ -42,11 +54,23 @@ class Checkpoint:
     """From generation_config.json, else config.json."""
     bos_token_id: int | None
     quantisation: Quantisation | None = None
+    part: Part | None = None
+    """None: the whole model."""
 
     @property
     def dtype(self) -> str:
         """Of the embedding, as safetensors calls it: F32, BF16 or F16."""
         return self.tensors[EMBEDDING].dtype
+
+    @property
+    def adds(self) -> bool:
+        """Whether this process adds the biases of what is summed over all."""
+        return self.part is None or self.part.rank == 0
+
+    def pieces(self, name: str) -> tuple[TensorInfo, ...]:
+        """What this process has of a tensor."""
+        own = None if self.part is None else self.part.pieces.get(name)
+        return (self.tensors[name],) if own is None else own
 
     @property
     def parameters(self) -> int:

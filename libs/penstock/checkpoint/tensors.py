@@ -10,6 +10,8 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
+from operator import mul
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -48,20 +50,75 @@ class TensorInfo:
     """By what its numbers are to be multiplied, see quantised."""
     grid: tuple[int, int] = (1, 1)
     """Rows and columns that have one scale."""
+    phase: tuple[int, int] = (0, 0)
+    """Rows and columns before the first number that have the first scale too."""
+    steps: tuple[int, ...] = ()
+    """Of a part with gaps: bytes in the file from one index of each axis to the next, the last axis apart. Empty: the
+    numbers lie one behind the other."""
     whole: TensorInfo | None = None
     """The tensor of the file of which this is a part."""
 
     @property
     def nbytes(self) -> int:
-        """In the file, without scales."""
-        count = math.prod(self.shape)
+        """In the file, without scales and gaps."""
+        return self._bytes(math.prod(self.shape))
+
+    def cut(self, axis: int, some: range) -> TensorInfo:
+        """The part with `some` consecutive indices of an axis. Of I4, columns go in pairs."""
+        if (some.start, some.stop) == (0, self.shape[axis]):
+            return self
+        assert 0 <= some.start <= some.stop <= self.shape[axis], f"{some} of {self.shape[axis]}"
+        steps = self.steps or self._gapless
+        last = axis == len(self.shape) - 1
+        assert not (last and self.dtype == "I4" and (some.start % 2 or len(some) % 2)), "half a byte"
+        shape = (*self.shape[:axis], len(some), *self.shape[axis + 1 :])
+        found = replace(
+            self, shape=shape, offset=self.offset + (self._bytes(some.start) if last else some.start * steps[axis])
+        )
+        found = replace(found, steps=steps if found._gaps(steps) else ())
+        if self.scale is None or axis > 1:
+            return found
+        size, before = self.grid[axis], self.phase[axis]
+        scales = range((before + some.start) // size, -(-(before + some.stop) // size))
+        phase = [*self.phase]
+        phase[axis] = (before + some.start) % size
+        return replace(found, scale=self.scale.cut(axis, scales), phase=(phase[0], phase[1]))
+
+    def ranges(self, some: range | None = None) -> Iterator[tuple[int, int]]:
+        """(first byte in the file, bytes) of what holds the numbers, in their order, or those with `some` consecutive
+        indices of the first axis."""
+        some = range(self.shape[0]) if some is None else some
+        if not self.steps:
+            size = self._bytes(math.prod(self.shape[1:]))
+            yield self.offset + some.start * size, len(some) * size
+            return
+        depth, run = len(self.shape) - 1, self._bytes(self.shape[-1])
+        while depth > 1 and self.steps[depth - 1] == run:
+            depth, run = depth - 1, run * self.shape[depth - 1]
+        for index in product(some, *map(range, self.shape[1:depth])):
+            yield self.offset + sum(map(mul, index, self.steps)), run
+
+    def _bytes(self, count: int) -> int:
         return count // 2 if self.dtype == "I4" else count * _BYTES[self.dtype]
+
+    def _gaps(self, steps: tuple[int, ...]) -> bool:
+        """Whether indices so many bytes from each other leave gaps."""
+        return any(
+            extent > 1 and step != gapless
+            for extent, step, gapless in zip(self.shape, steps, self._gapless, strict=False)
+        )
+
+    @property
+    def _gapless(self) -> tuple[int, ...]:
+        """`steps` if there were no gaps."""
+        return tuple(self._bytes(math.prod(self.shape[axis + 1 :])) for axis in range(len(self.shape) - 1))
 
     def part(self, number: int) -> TensorInfo:
         """The tensor [number] of a tensor of several, which has no scales."""
         assert self.scale is None
-        size = self.nbytes // self.shape[0]
-        return replace(self, shape=self.shape[1:], offset=self.offset + number * size, whole=self)
+        step = (self.steps or self._gapless)[0]
+        found = replace(self, shape=self.shape[1:], offset=self.offset + number * step, steps=(), whole=self)
+        return replace(found, steps=self.steps[1:] if found._gaps(self.steps[1:]) else ())
 
 
 def weight_files(directory: Path) -> tuple[Path, ...]:

@@ -6,12 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from penstock.checkpoint import Checkpoint, ModelConfig
+from penstock.checkpoint import Checkpoint, ModelConfig, check_split
 from penstock.engine.config import EngineSettings
 from penstock.engine.errors import RequestRefused, RequestTooLong
 from penstock.engine.kernels.cpu.shapes import misfit
 from penstock.engine.request import Request, SamplingParams
 from penstock.runtime.config import ConfigError
+from penstock.runtime.cores import available_cores
 
 AnySettings = TypeVar("AnySettings", bound=EngineSettings)
 
@@ -59,6 +60,9 @@ def settled(settings: AnySettings, checkpoint: Checkpoint) -> AnySettings:
         own = "float32" if checkpoint.dtype == "F32" else "bfloat16"
         settings = replace(settings, dtype=own)
     _check_model(settings, checkpoint.config)
+    if settings.tp > 1 and checkpoint.part is None:
+        _check_ranks(settings, checkpoint.config)
+        settings = replace(settings, threads=settings.threads or max(1, available_cores() // settings.tp))
     return settings
 
 
@@ -70,6 +74,15 @@ def _check_model(settings: EngineSettings, model: ModelConfig) -> None:
         reason = misfit(model) if settings.kernels else "the kernels are switched off"
         if reason is not None:
             raise ConfigError("weights", settings.weights, f"is not possible here, because {reason}: use plain")
+
+
+def _check_ranks(settings: EngineSettings, model: ModelConfig) -> None:
+    try:
+        check_split(model, settings.tp)
+    except ValueError as error:
+        raise ConfigError("tp", settings.tp, str(error)) from error
+    if settings.device != "cpu":
+        raise ConfigError("tp", settings.tp, f"needs device cpu, not {settings.device}")
 
 
 def check_request(request: Request, vocab_size: int, max_model_len: int) -> None:

@@ -17,6 +17,7 @@ WEIGHTS = ("auto", "plain", "lossless")
 HEAD_PLACES = ("worker", "service")
 _MOST_THREADS = 1024
 _MOST_DRAFTS = 32
+_MOST_RANKS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,9 @@ class EngineSettings:
     where the kernels are measured to be faster with them."""
     device: str = "cpu"
     """Where the model is computed: cpu, cuda, or cuda:0, cuda:1..."""
+    tp: int = 1
+    """Processes of this host that compute the model together, each with a part of every layer (tensor parallel). It
+    must divide the number of attention heads."""
     threads: int = 0
     """Threads that compute one step; 0: one for each core of this process, fewer for a small model. `penstock up`
     divides the cores among its workers."""
@@ -118,6 +122,7 @@ class EngineSettings:
         at_least(self, 1, "block_size", "kv_pool_tokens", "max_batch_tokens", "max_running", "max_waiting")
         at_least(self, 0, "max_model_len", "packed_bytes", "itl_target_ms", "lookup_tokens")
         within(self, 0, _MOST_THREADS, "threads")
+        within(self, 1, _MOST_RANKS, "tp")
         within(self, 0, 1, "resident_share")
         within(self, 0.01, 1, "tenant_share")
         within(self, 0, _MOST_DRAFTS, "draft_tokens")

@@ -7,11 +7,13 @@ ask for drafts, plan a step, have it computed, and meanwhile hand out the tokens
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 from penstock.checkpoint import Checkpoint, inspect
 from penstock.engine.checks import check_request, settled
@@ -21,10 +23,10 @@ from penstock.engine.delivery.sinks import SinkFeed, SinkPages
 from penstock.engine.errors import EngineBusy, EngineClosed, EngineError, NotFinite
 from penstock.engine.forward.accepting import credited
 from penstock.engine.forward.halving import answers_of
-from penstock.engine.forward.model import Computes, Load, load_model, set_threads
+from penstock.engine.forward.model import Computes, InRanks, Load, load_model, set_threads
 from penstock.engine.grammars import RequestRules
 from penstock.engine.hooks import Drafter, KvSink, KvSource, LoadResult, Relay
-from penstock.engine.lane import Lane
+from penstock.engine.lane import Lane, watching
 from penstock.engine.loading.loads import Loads
 from penstock.engine.models.packed import PackedWeights
 from penstock.engine.pace import StepPace
@@ -52,6 +54,7 @@ from penstock.runtime.turns.baton import Baton
 
 _LOOK_S = 0.02
 """Between two looks whether other workers on the same cores leave them to sequences that yield."""
+_log = logging.getLogger(__name__)
 _COPIERS = 4
 """Threads that copy loaded KV: more would not make memory faster."""
 
@@ -122,6 +125,8 @@ class Engine:
         self._news: Sequence[Outlet] = ()
         """Outlets whose readers and sinks do not know of the last step yet."""
         self._closing = False
+        self.lost = asyncio.Event()
+        """Set when a process that computes a part of the model has ended: nothing can be computed any more."""
 
     @classmethod
     @asynccontextmanager
@@ -145,6 +150,10 @@ class Engine:
             await lane.call(set_threads, config.threads)
             runner, spec = await lane.call(load, config, checkpoint)
             stack.callback(runner.memory.close)
+            ranks = getattr(runner, "ranks", None)
+            others = ranks if isinstance(ranks, InRanks) else None
+            if others is not None:
+                stack.callback(others.close)
             lookup = await open_lookup(config, stack)
             head = await lane.call(open_head, config, checkpoint, runner)
             failure: Exception | None = None
@@ -162,7 +171,12 @@ class Engine:
                 )
                 tasks.create_task(engine._serve(), name="engine")
                 try:
-                    yield engine
+                    with (
+                        nullcontext()
+                        if others is None
+                        else watching(others.watched, partial(engine._lose, others.abandon))
+                    ):
+                        yield engine
                 except Exception as error:  # the caller's own: it leaves as it is, not as a group
                     failure = error
                 finally:
@@ -313,6 +327,14 @@ class Engine:
         for outlet in list(self._outlets.values()):
             self._fail(outlet, EngineClosed("the engine is shutting down"))
         self._wake.set()
+
+    def _lose(self, abandon: Callable[[], None]) -> None:
+        """A rank has ended: live requests fail, and so do new ones."""
+        if not self._closing:
+            _log.error("a process that computes a part of the model has ended: this worker can't go on")
+            abandon()
+            self._close()
+            self.lost.set()
 
     # Steps
 

@@ -40,3 +40,7 @@ class EngineBusy(EngineError):
 
 class EngineClosed(EngineError):
     """The engine is shutting down: retry elsewhere."""
+
+
+class RankLost(EngineClosed):
+    """A process that computes a part of the model has ended, or does not answer: the engine can't go on."""

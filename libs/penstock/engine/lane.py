@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, Self, TypeVar, TypeVarTuple
@@ -66,3 +67,22 @@ def _answer(future: asyncio.Future[Any], result: Any, error: BaseException | Non
         future.set_result(result)
     else:
         future.set_exception(error)
+
+
+@contextmanager
+def watching(files: Sequence[int], news: Callable[[], object]) -> Iterator[None]:
+    """For the length of the block, calls `news` on the event loop as soon as one of the files can be read, and then no
+    more for this file."""
+    loop = asyncio.get_running_loop()
+
+    def heard(file: int) -> None:
+        loop.remove_reader(file)
+        news()
+
+    for file in files:
+        loop.add_reader(file, heard, file)
+    try:
+        yield
+    finally:
+        for file in files:
+            loop.remove_reader(file)

@@ -72,7 +72,7 @@ class _Place:
         """Never returns; cancel it to leave the router."""
         await self._serve()
         self._serving.set()
-        jobs = [self._watch_steps(), self._follow_commands(), self._end_when_told()]
+        jobs = [self._watch_steps(), self._follow_commands(), self._end_when_told(), self._end_when_lost()]
         if self._worker.config.router:
             jobs.append(self._stay_joined())
         await first_of(*jobs)
@@ -132,6 +132,14 @@ class _Place:
                     self.done.set()
             if wanted == self._wish.now:
                 await self._wish.other_than(wanted)
+
+    async def _end_when_lost(self) -> NoReturn:
+        """Wants no more work and ends as soon as another process that computes a part of the model has ended."""
+        await self._worker.engine.lost.wait()
+        self._leaving = True
+        self._wish.drain(ends=True)
+        while True:
+            await asyncio.Event().wait()
 
     async def _serve(self) -> None:
         """Says whether the worker takes new work."""

@@ -413,7 +413,7 @@ def _workers(
 def _cores(options: MeshOptions, share: Share) -> Iterator[str]:
     """This worker's part of the cores; nothing when the settings say how many threads there are."""
     if not options.engine.threads:
-        yield from ("--threads", str(share.threads))
+        yield from ("--threads", str(max(1, share.threads // options.engine.tp)))
         if share.cores:
             yield from ("--cores", format_cores(share.cores))
 

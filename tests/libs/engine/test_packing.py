@@ -17,8 +17,9 @@ from penstock.engine.kernels.cpu import build, packing
 from penstock.engine.kernels.cpu.memory import anonymous
 from penstock.engine.kernels.cpu.pack import pack
 from penstock.engine.kernels.cpu.packed_file import packed_of
-from penstock.engine.kernels.cpu.packing import Packer, naive_checksums, pack_slices, plan, read_tensor, sliced
+from penstock.engine.kernels.cpu.packing import Packer, naive_checksums, pack_slices, plan, sliced
 from penstock.engine.layers.stacks import Stack
+from penstock.engine.layers.stored import read_tensor
 
 KINDS = ("float32", "bfloat16", "int8")
 STORED = (torch.float32, torch.bfloat16, torch.float16)

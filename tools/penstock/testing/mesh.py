@@ -61,6 +61,8 @@ class MeshSetup:
     """Addresses of routers of the test's own, which gateways prefer to the mesh's."""
     engine: dict[str, Any] = field(default_factory=dict)
     """Further fields of the settings of the workers' engines."""
+    prefill_engine: dict[str, Any] = field(default_factory=dict)
+    """Those of prefill workers, where they differ."""
     worker: dict[str, Any] = field(default_factory=dict)
     """Further fields of the workers' settings."""
     store: dict[str, Any] = field(default_factory=dict)
@@ -135,6 +137,7 @@ async def open_mesh(options: MeshSetup) -> AsyncIterator[Mesh]:
 
         def prefilling(number: int) -> dict[str, Any]:
             found = worker(number)
+            found["engine"] = replace(found["engine"], **options.prefill_engine)
             if options.draft.startswith("head:"):
                 found["engine"] = replace(found["engine"], draft_head="none")
             return found

@@ -11,8 +11,9 @@ import torch
 from penstock.checkpoint import Checkpoint, remembered_fingerprint, tokenizer_fingerprint
 from penstock.engine.config import EngineConfig
 from penstock.engine.errors import EngineError
-from penstock.engine.forward.runner import Runner
+from penstock.engine.forward.runner import CACHE, Runner
 from penstock.engine.models.packed import PackedWeights
+from penstock.engine.ranks.lead import Launch, Lead
 from penstock.engine.sampling.choice import Chosen
 from penstock.engine.step.memory import PageMemory
 from penstock.engine.step.run import Run
@@ -55,6 +56,24 @@ class ComputesInLayers(Protocol):
         ...
 
 
+@runtime_checkable
+class InRanks(Protocol):
+    """What has processes that compute with it; a Runner's Lead."""
+
+    @property
+    def watched(self) -> Sequence[int]:
+        """Files that can be read as soon as one of them has ended."""
+        ...
+
+    def abandon(self) -> None:
+        """Ends them, so that nothing waits for them. Callable from any thread."""
+        ...
+
+    def close(self) -> None:
+        """Ends them."""
+        ...
+
+
 Load = Callable[[EngineConfig, Checkpoint], tuple[Computes, KvSpec]]
 
 
@@ -64,9 +83,10 @@ def set_threads(threads: int) -> None:
     torch.set_num_threads(threads or available_cores())
 
 
-def load_model(config: EngineConfig, checkpoint: Checkpoint) -> tuple[Runner, KvSpec]:
-    """The model and the name of its KV. Raises CheckpointError or ConfigError."""
-    runner = Runner(checkpoint, config)
+def load_model(config: EngineConfig, checkpoint: Checkpoint, launch: Launch | None = None) -> tuple[Runner, KvSpec]:
+    """The model and the name of its KV. `launch` starts other ranks; None: as processes. Raises CheckpointError,
+    ConfigError, and RankLost when another rank can't load its part."""
+    runner = Runner(checkpoint, config) if config.tp == 1 else _in_ranks(checkpoint, config, launch)
     token, tokens = runner.memory.block_bytes // config.block_size, config.pages * config.block_size
     _log.info("KV of %d tokens fits: %d bytes each in %s, %.0f MiB", tokens, token, config.kv, tokens * token / 2**20)
     spec = KvSpec(
@@ -78,3 +98,17 @@ def load_model(config: EngineConfig, checkpoint: Checkpoint) -> tuple[Runner, Kv
         block_bytes=runner.memory.block_bytes,
     )
     return runner, spec
+
+
+def _in_ranks(checkpoint: Checkpoint, config: EngineConfig, launch: Launch | None) -> Runner:
+    """Rank 0 of several, when all have loaded."""
+    kept = CACHE[config.kv]
+    memory = PageMemory(checkpoint.config, config.pages, config.block_size, kept, torch.device("cpu"), shared=True)
+    lead = Lead(checkpoint, config, memory, remembered_fingerprint(checkpoint), launch)
+    try:
+        runner = Runner(lead.checkpoint, config, lead)
+        lead.meet()
+    except BaseException:
+        lead.close()
+        raise
+    return runner

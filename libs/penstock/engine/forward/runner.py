@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import torch
@@ -21,6 +22,7 @@ from penstock.engine.kernels.cpu.draws import native_draws
 from penstock.engine.kernels.cpu.forms import quicker_form
 from penstock.engine.kernels.cpu.machine import Machine
 from penstock.engine.kernels.cpu.matrix import PackedMatrix
+from penstock.engine.kernels.cpu.meeting import SharedGroup
 from penstock.engine.kernels.cpu.shapes import misfit
 from penstock.engine.kernels.rounding import dequantised
 from penstock.engine.layers.embedding import Embedding, StoredTable
@@ -32,9 +34,9 @@ from penstock.engine.models.loading import load_weights
 from penstock.engine.models.packed import SMALL_BYTES, PackedWeights, packed_weights
 from penstock.engine.sampling.choice import Choice, Chosen
 from penstock.engine.sampling.sampler import Sampler
-from penstock.engine.step.batch import BatchBuilder, arrange
+from penstock.engine.step.batch import BatchBuilder, Rows, arrange
 from penstock.engine.step.features import Features, featured_rows
-from penstock.engine.step.memory import PageMemory
+from penstock.engine.step.memory import KvMemory, PageMemory
 from penstock.engine.step.run import Run
 from penstock.runtime.config import ConfigError
 
@@ -45,7 +47,7 @@ _WEIGHTS = {
     "float8": torch.bfloat16,
 }
 """The type in which weights are loaded (8 bits are rounded from it), and in which a CUDA device computes."""
-_CACHE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
+CACHE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
 _BYTES_PER_THREAD = 16 << 20
 """Weight bytes that justify one more thread, which costs five barriers per layer."""
 _CPU = torch.device("cpu")
@@ -60,17 +62,52 @@ class StepsOnDevice(Protocol):
         ...
 
 
+class HeadWindow(KvMemory, Protocol):
+    """Some KV heads of a memory."""
+
+    first_head: int
+
+
+class RankPlace(Protocol):
+    """The place of a process among several that have a part of the model each."""
+
+    vocab_size: int
+    """Of the whole model."""
+    memory: PageMemory
+    """The pages, with all heads."""
+
+    shared: SharedGroup | None
+    """Where processes add what they compute, in one call of the kernels; None: they can't."""
+
+    @property
+    def window(self) -> HeadWindow:
+        """The heads of this process in them."""
+        ...
+
+    def add(self, own: Tensor) -> Tensor:
+        """The sum over all processes."""
+        ...
+
+    def step(self, order: Sequence[Rows], compiled: bool) -> AbstractContextManager[Callable[[Tensor], Tensor]]:
+        """For the length of a step; gives what makes logits of all tokens out of this process's, on rank 0."""
+        ...
+
+
 class Runner:
     """A loaded model with its memory of pages. Loading takes as long as reading the weights does."""
 
-    def __init__(self, checkpoint: Checkpoint, config: EngineConfig) -> None:
-        """Raises CheckpointError, and ConfigError when this engine cannot compute the model with these settings."""
+    def __init__(self, checkpoint: Checkpoint, config: EngineConfig, place: RankPlace | None = None) -> None:
+        """`place` is that of this process among several that have a part of the model each; `checkpoint` is then its
+        part. Raises CheckpointError, and ConfigError when this engine cannot compute the model with these settings."""
         config = settled(config, checkpoint)
+        self.ranks = place
+        """The place of this process among several; None: it computes the model alone."""
+        self._vocab_size = checkpoint.config.vocab_size if place is None else place.vocab_size
         self.packed: PackedWeights | None = None
         """The weights in the kernels' layout; None when torch holds the weights."""
         self._compiled: CompiledDecoder | None = None
         self._device: StepsOnDevice | None = None
-        self._masking = Masking(checkpoint.config.vocab_size)
+        self._masking = Masking(self._vocab_size)
         self._taps: tuple[int, ...] = ()
         if config.device == "cpu":
             self._load(checkpoint, config)
@@ -83,14 +120,31 @@ class Runner:
         compute = kept if machine is None and config.dtype != "int8" else torch.float32  # as the kernels, and int8
         if machine is None:
             keep = _rounded if config.dtype == "int8" else as_it_is
-            weights = load_weights(checkpoint, kept, _CPU, keep=keep, compute=compute)
+            table = None if checkpoint.part is None else StoredTable(checkpoint.tensors[EMBEDDING])
+            weights = load_weights(checkpoint, kept, _CPU, keep=keep, compute=compute, table=table)
         else:
             self.packed, weights = _packed(checkpoint, config, machine)
-        kept = _CACHE[config.kv]
-        self.memory = PageMemory(model, config.pages, config.block_size, kept, _CPU, shared=config.shared_pages)
+        kept = CACHE[config.kv]
+        among = self.ranks
+        if among is None:
+            self.memory = PageMemory(model, config.pages, config.block_size, kept, _CPU, shared=config.shared_pages)
+        else:
+            self.memory = among.memory
         self._build(model, config, weights, compute)
-        if machine is not None and CompiledDecoder.fits(model):
+        if machine is None or not CompiledDecoder.fits(model):
+            return
+        if among is None:
             self._compiled = CompiledDecoder(machine, model, weights, self.decoder.tables[0], self.memory)
+        elif among.shared is not None:
+            self._compiled = CompiledDecoder(
+                machine,
+                model,
+                weights,
+                self.decoder.tables[0],
+                self.memory,
+                first_head=among.window.first_head,
+                ranks=among.shared.args,
+            )
 
     def _load_on_device(self, checkpoint: Checkpoint, config: EngineConfig) -> None:
         from penstock.engine.kernels.cuda import setup as cuda  # imported only for CUDA devices
@@ -98,7 +152,7 @@ class Runner:
         model, place, kept = checkpoint.config, torch.device(config.device), _WEIGHTS[config.dtype]
         cuda.check(config.dtype, place)
         with cuda.uploading(checkpoint, place) as upload:
-            cache, own = _CACHE[config.kv], cuda.memory_on(place)
+            cache, own = CACHE[config.kv], cuda.memory_on(place)
             self.memory = PageMemory(model, config.pages, config.block_size, cache, place, memory=own)
             attention = cuda.attention_for(model, self.memory) if config.kernels else None
             keep = cuda.keep_for(config.dtype, place)
@@ -120,8 +174,12 @@ class Runner:
         self._compute, self._place = compute, place
         self.decoder = Decoder(model, weights, config.context(model.max_positions), compute)
         draws = native_draws() if config.kernels and place.type == "cpu" else None
-        self.sampler = Sampler(model.vocab_size, place, draws)
-        self._builder = BatchBuilder(self.memory, place, model.windows, compute, chunked=model.chunked)
+        self.sampler = Sampler(self._vocab_size, place, draws)
+        among = self.ranks
+        self._kv: KvMemory = self.memory
+        if among is not None:
+            self._kv, self.decoder.add = among.window, among.add
+        self._builder = BatchBuilder(self._kv, place, model.windows, compute, chunked=model.chunked)
 
     @property
     def layers(self) -> int:
@@ -159,7 +217,7 @@ class Runner:
         takes = self._takes(runs)
         order = runs if takes else arrange(runs)
         masks, features = self._masking.begin(order), self._features(order)
-        if self._compiled is not None and takes and all(run.choice.plain for run in runs):
+        if self._compiled is not None and self.ranks is None and takes and all(run.choice.plain for run in runs):
             legality = None if masks is None else masks.legality(order)
             sampled = [Chosen(token) for token in self._compiled.best(order, legality, features)]
         else:
@@ -181,11 +239,22 @@ class Runner:
     def logits(self, order: Sequence[Run], features: Features | None = None) -> Tensor:
         """float32 [samples, vocab]; leaves the runs' keys and values in the memory, and fills `features`. The kernels
         take runs in any order, torch in that of `arrange`."""
-        if self._compiled is not None and self._takes(order):
-            return self._compiled.forward(order, features)
+        compiled = self._compiled is not None and self._takes(order)
         if self._device is not None:
             return self._device.logits(order, features)
-        return self.decoder.forward(self._builder.build(order), self.memory, features)
+        return self.compute(order, compiled, features)
+
+    def compute(self, order: Sequence[Rows], compiled: bool, features: Features | None = None) -> Tensor:
+        """As `logits`, on a CPU, by the kernels in one call or by torch. With several ranks the others do it too."""
+        if self.ranks is None:
+            return self._computed(order, compiled, features)
+        with self.ranks.step(order, compiled) as gather:
+            return gather(self._computed(order, compiled, features))
+
+    def _computed(self, order: Sequence[Rows], compiled: bool, features: Features | None) -> Tensor:
+        if compiled and self._compiled is not None:
+            return self._compiled.forward(order, features)
+        return self.decoder.forward(self._builder.build(order), self._kv, features)
 
     def _features(self, order: Sequence[Run]) -> Features | None:
         """Room for what the runs ask for; None when none does."""
@@ -195,7 +264,7 @@ class Runner:
         width = len(self._taps) * self.decoder.config.hidden_size
         return Features(self._taps, rows, torch.empty(len(rows), width, dtype=self._compute, device=self._place))
 
-    def _takes(self, runs: Sequence[Run]) -> bool:
+    def _takes(self, runs: Sequence[Rows]) -> bool:
         return self._compiled is not None and self._compiled.takes(sum(run.tokens for run in runs))
 
     def _prepare(self, run: Run) -> None:
@@ -216,7 +285,7 @@ def _machine(checkpoint: Checkpoint, config: EngineConfig) -> Machine | None:
     if reason is not None:
         _log.info("torch computes everything: %s", reason)
         return None
-    size = sum(file.stat().st_size for file in checkpoint.weight_files)
+    size = _weight_bytes(checkpoint)
     try:
         return Machine(config.threads or max(1, min(torch.get_num_threads(), size // _BYTES_PER_THREAD)))
     except NotBuilt as error:
@@ -236,7 +305,8 @@ def _packed(checkpoint: Checkpoint, config: EngineConfig, machine: Machine) -> t
     def keep(stack: Stack, _: object, bias: Tensor | None) -> tuple[Matrix, None]:
         return PackedMatrix.of(machine, packed.matrices[stack.name], bias, stack.columns), None
 
-    table = StoredTable(checkpoint.tensors[EMBEDDING]) if packed.nbytes >= SMALL_BYTES else None
+    stays = checkpoint.part is not None or packed.nbytes >= SMALL_BYTES
+    table = StoredTable(checkpoint.tensors[EMBEDDING]) if stays else None
     return packed, load_weights(checkpoint, kept, _CPU, keep=keep, table=table, compute=torch.float32)
 
 
@@ -246,8 +316,13 @@ def _form(checkpoint: Checkpoint, config: EngineConfig, machine: Machine) -> str
         return config.dtype
     if config.weights == "lossless":
         return "lossless"
+    return quicker_form(machine) if _weight_bytes(checkpoint) >= SMALL_BYTES else "bfloat16"
+
+
+def _weight_bytes(checkpoint: Checkpoint) -> int:
+    """About as many as this process loads."""
     size = sum(file.stat().st_size for file in checkpoint.weight_files)
-    return quicker_form(machine) if size >= SMALL_BYTES else "bfloat16"
+    return size if checkpoint.part is None else size // checkpoint.part.ranks
 
 
 def _rounded(_: Stack, matrix: Callable[[], Tensor], bias: Tensor | None) -> tuple[Matrix, Tensor | None]:

@@ -20,7 +20,7 @@ class Stack:
     """Of the decoder's matrix, such as `head` or `3.qkv`."""
     parts: tuple[TensorInfo, ...]
     turned: bool = False
-    """Its only part is stored as [in, out]."""
+    """Its parts are stored as [in, out], and stand side by side."""
 
     @property
     def inputs(self) -> int:
@@ -32,7 +32,7 @@ class Stack:
 
     def joined(self, read: Callable[[TensorInfo], Tensor]) -> Tensor:
         """[in, out], contiguous; `read` brings a part."""
-        stored = torch.cat([read(part) for part in self.parts])
+        stored = torch.cat([read(part) for part in self.parts], 1 if self.turned else 0)
         return stored.contiguous() if self.turned else stored.t().contiguous()
 
 

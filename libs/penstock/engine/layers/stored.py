@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from penstock.checkpoint import TensorInfo
+from penstock.checkpoint import CheckpointError, TensorInfo
 
 STORED = {
     "F32": torch.float32,
@@ -38,5 +40,44 @@ def numbers(info: TensorInfo, read: Callable[[TensorInfo], Tensor]) -> Tensor:
         wide = stored.float()
     scale = read(info.scale).to(wide.device, torch.float32)
     for axis, (size, extent) in enumerate(zip(info.grid, info.shape, strict=True)):
-        scale = scale.repeat_interleave(size, axis).narrow(axis, 0, extent)
+        scale = scale.repeat_interleave(size, axis).narrow(axis, info.phase[axis], extent)
     return wide.mul_(scale)
+
+
+def read_tensor(part: TensorInfo) -> Tensor:
+    """The tensor as it is stored. Raises CheckpointError."""
+    found = torch.empty(part.nbytes, dtype=torch.uint8)
+    file = open_stored(part.file)
+    try:
+        read_into(part, file, found.numpy().data)
+    finally:
+        os.close(file)
+    return typed(part, found)
+
+
+def open_stored(file: Path) -> int:
+    """Raises CheckpointError."""
+    try:
+        return os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise CheckpointError(file, f"cannot be read: {error.strerror}") from None
+
+
+def read_into(part: TensorInfo, file: int, room: memoryview, some: range | None = None) -> None:
+    """Fills `room` with the tensor, or with `some` consecutive indices of its first axis, out of its open file. Raises
+    CheckpointError."""
+    for at, size in part.ranges(some):
+        _read_at(part, file, at, room[:size])
+        room = room[size:]
+
+
+def _read_at(part: TensorInfo, file: int, at: int, room: memoryview) -> None:
+    """Fills `room` from byte `at` of the file on."""
+    while room:
+        try:
+            count = os.preadv(file, [room], at)
+        except OSError as error:
+            raise CheckpointError(part.file, f"cannot be read: {error.strerror}") from None
+        if not count:
+            raise CheckpointError(part.file, f"is cut short: it ends at byte {at}, inside tensor {part.name}")
+        room, at = room[count:], at + count

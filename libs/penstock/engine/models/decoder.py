@@ -23,7 +23,7 @@ from penstock.engine.layers.weights import LayerWeights, Weights
 from penstock.engine.models.heads import Turn, heads_of
 from penstock.engine.step.batch import Batch, Group, Leading
 from penstock.engine.step.features import Features
-from penstock.engine.step.memory import PageMemory
+from penstock.engine.step.memory import KvMemory
 
 
 class Decoder:
@@ -47,6 +47,8 @@ class Decoder:
             self._tables.append((cosine.to(device).unsqueeze(1), sine.to(device).unsqueeze(1)))
         self.between: Callable[[], object] | None = None
         """Called after each layer but the last."""
+        self.add: Callable[[Tensor], Tensor] = _as_it_is
+        """Sums what attention, and what a feed-forward block adds over all processes that have a part of the model."""
         self._table_of = [0 if local is None or window is None else 1 for window in config.windows]
 
     @property
@@ -59,7 +61,7 @@ class Decoder:
         """Of the model."""
         return self._weights.embedding
 
-    def forward(self, batch: Batch, memory: PageMemory, features: Features | None = None) -> Tensor:
+    def forward(self, batch: Batch, memory: KvMemory, features: Features | None = None) -> Tensor:
         """float32 [S, vocab]; fills `features`."""
         x = self._weights.embedding.rows(batch.ids).to(self._dtype)
         turns = [_rows(table, batch.positions) for table in self._tables]
@@ -82,7 +84,7 @@ class Decoder:
         return x if weight is None else self._norm(x, weight)
 
     def _layer(
-        self, number: int, layer: LayerWeights, x: Tensor, turn: Turn, *, batch: Batch, memory: PageMemory
+        self, number: int, layer: LayerWeights, x: Tensor, turn: Turn, *, batch: Batch, memory: KvMemory
     ) -> Tensor:
         """[N, hidden] -> [N, hidden]."""
         made = linear(self._norm(x, layer.input_norm), layer.qkv, layer.qkv_bias)
@@ -90,7 +92,7 @@ class Decoder:
         self._store(number, kept, batch, memory)
         return self._finish(number, layer, x, query, groups=batch.groups, leading=batch.leading, memory=memory)
 
-    def _last_layer(self, x: Tensor, turn: Turn, batch: Batch, memory: PageMemory) -> Tensor:
+    def _last_layer(self, x: Tensor, turn: Turn, batch: Batch, memory: KvMemory) -> Tensor:
         """[N, hidden] -> [S, hidden]: what is kept of all rows, everything else of the sampled ones only."""
         number, layer = len(self._weights.layers) - 1, self._weights.layers[-1]
         if batch.sampled is None:
@@ -110,7 +112,7 @@ class Decoder:
             number, layer, x, query, groups=batch.last_groups, leading=batch.last_leading, memory=memory
         )
 
-    def _store(self, number: int, kept: tuple[Tensor, ...], batch: Batch, memory: PageMemory) -> None:
+    def _store(self, number: int, kept: tuple[Tensor, ...], batch: Batch, memory: KvMemory) -> None:
         for places, rows in zip(batch.places[number], kept, strict=True):
             memory.store(places, rows)
 
@@ -123,22 +125,26 @@ class Decoder:
         *,
         groups: list[Group],
         leading: Leading | None,
-        memory: PageMemory,
+        memory: KvMemory,
     ) -> Tensor:
         """Attention, its projection, the feed-forward block; the rows are the leading ones and those of `groups`."""
         mixed = [] if leading is None else [leading.attend(number, query[: leading.rows])]
         mixed += [self._attend(number, layer, query, group, memory) for group in groups]
-        added = linear(mixed[0] if len(mixed) == 1 else torch.cat(mixed), layer.out, layer.out_bias)
+        added = self.add(linear(mixed[0] if len(mixed) == 1 else torch.cat(mixed), layer.out, layer.out_bias))
         x = x + self._post_norm(added, layer.attention_post_norm)
-        added = feed_forward(self._norm(x, layer.mlp_norm), layer.mlp, self.config.activation)
+        added = self.add(feed_forward(self._norm(x, layer.mlp_norm), layer.mlp, self.config.activation))
         return x + self._post_norm(added, layer.mlp_post_norm)
 
-    def _attend(self, number: int, layer: LayerWeights, query: Tensor, group: Group, memory: PageMemory) -> Tensor:
+    def _attend(self, number: int, layer: LayerWeights, query: Tensor, group: Group, memory: KvMemory) -> Tensor:
         own = query[group.first : group.first + group.batch * group.rows]
         own = own.reshape(group.batch, group.rows, *own.shape[1:])
         context = group.contexts[self.config.windows[number]]
         planes = memory.gather(context.index[number], group.batch, context.tokens)
         return self._heads.attend(layer, own, planes, context)
+
+
+def _as_it_is(x: Tensor) -> Tensor:
+    return x
 
 
 def _halves(both: Tensor | None, at: int) -> tuple[Tensor | None, Tensor | None]:

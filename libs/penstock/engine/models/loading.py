@@ -13,6 +13,7 @@ from torch import Tensor
 
 from penstock.checkpoint import (
     EMBEDDING,
+    HEAD,
     Checkpoint,
     CheckpointError,
     LayerNames,
@@ -24,7 +25,7 @@ from penstock.engine.layers.embedding import Embedding, StoredTable
 from penstock.engine.layers.feedforward import Dense, Routed
 from penstock.engine.layers.linear import Matrix
 from penstock.engine.layers.stacks import Keep, Stack, as_it_is
-from penstock.engine.layers.stored import numbers
+from penstock.engine.layers.stored import numbers, read_tensor
 from penstock.engine.layers.weights import LatentWeights, LayerWeights, Weights
 
 Source = Callable[[TensorInfo], Tensor]
@@ -41,6 +42,7 @@ class _Files:
         self._source = source
         self._dtype = dtype
         self._device = device
+        self.adds = checkpoint.adds
         self._last: tuple[TensorInfo, Tensor] | None = None
         """The tensor of which parts are being read."""
         self._open: dict[Path, Any] = {}
@@ -51,7 +53,8 @@ class _Files:
                 raise CheckpointError(file, str(error)) from None
 
     def one(self, name: str) -> Tensor:
-        return self._read(self._checkpoint.tensors[name], self._dtype)
+        found = [self._read(piece, self._dtype) for piece in self._checkpoint.pieces(name)]
+        return found[0] if len(found) == 1 else torch.cat(found)
 
     def exact(self, name: str) -> Tensor:
         """In float32."""
@@ -80,6 +83,8 @@ class _Files:
         return found.to(self._device, dtype, copy=copy)
 
     def _stored(self, info: TensorInfo) -> Tensor:
+        if self._checkpoint.part is not None:
+            return read_tensor(info)
         whole = info.whole
         if whole is not None:
             if self._last is None or self._last[0] != whole:
@@ -123,12 +128,12 @@ def load_weights(
 
 def stack_of(checkpoint: Checkpoint, name: str, prefix: str, *names: str) -> Stack:
     """The stack `name` of the matrices `names`."""
-    return Stack(name, tuple(checkpoint.tensors[f"{prefix}{part}.weight"] for part in names))
+    return Stack(name, tuple(piece for part in names for piece in checkpoint.pieces(f"{prefix}{part}.weight")))
 
 
 def head_stack(checkpoint: Checkpoint) -> Stack:
     """The last matrix."""
-    return Stack("head", (checkpoint.tensors[EMBEDDING if checkpoint.config.tied else "lm_head.weight"],))
+    return Stack("head", checkpoint.pieces(EMBEDDING if checkpoint.config.tied else HEAD))
 
 
 def layer_stacks(checkpoint: Checkpoint, number: int) -> dict[str, Stack]:
@@ -154,8 +159,11 @@ def expert_stacks(checkpoint: Checkpoint, number: int, name: str) -> list[Stack]
     own = {"gate_up": names.expert_gate_up, "down": (names.expert_down,)}[name]
     whole = {"gate_up": names.all_gate_up, "down": names.all_down}[name]
     if whole is not None:
-        table = checkpoint.tensors[f"{prefix}{whole}"]
-        return [Stack(f"{number}.{name}.{expert}", (table.part(expert),), turned=True) for expert in every]
+        tables = checkpoint.pieces(f"{prefix}{whole}")
+        return [
+            Stack(f"{number}.{name}.{expert}", tuple(table.part(expert) for table in tables), turned=True)
+            for expert in every
+        ]
     return [
         stack_of(checkpoint, f"{number}.{name}.{expert}", prefix, *[part.format(expert) for part in own])
         for expert in every
@@ -178,7 +186,7 @@ def _layer(files: _Files, checkpoint: Checkpoint, number: int, keep: _Kept, comp
     config, prefix = checkpoint.config, f"model.layers.{number}."
     names, stacks = layer_names(config), layer_stacks(checkpoint, number)
     qkv, qkv_bias = keep(stacks["qkv"], _input_bias(files, config, names, prefix))
-    out, out_bias = keep(stacks["out"], files.bias(config.o_bias, prefix, names.out))
+    out, out_bias = keep(stacks["out"], files.bias(config.o_bias and checkpoint.adds, prefix, names.out))
 
     def norm(name: str) -> Tensor:
         return files.norm(f"{prefix}{name}.weight")
@@ -212,7 +220,7 @@ def _dense_block(
     files: _Files, config: ModelConfig, names: LayerNames, prefix: str, *, stacks: dict[str, Stack], keep: _Kept
 ) -> Dense:
     gate_up, gate_up_bias = keep(stacks["gate_up"], files.bias(config.mlp_bias, prefix, *names.gate_up))
-    down, down_bias = keep(stacks["down"], files.bias(config.mlp_bias, prefix, names.down))
+    down, down_bias = keep(stacks["down"], files.bias(config.mlp_bias and files.adds, prefix, names.down))
     return Dense(gate_up, gate_up_bias, down, down_bias)
 
 

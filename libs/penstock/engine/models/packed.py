@@ -18,9 +18,9 @@ from penstock.engine.kernels.cpu.pack import pack
 from penstock.engine.kernels.cpu.packed import Packed
 from penstock.engine.kernels.cpu.packed_cache import PackedCache
 from penstock.engine.kernels.cpu.packed_file import PAGE, Record, finish, packed_of, record_of, write_bytes
-from penstock.engine.kernels.cpu.packing import Packer, pack_slices, plan, read_tensor, sliced
+from penstock.engine.kernels.cpu.packing import Packer, pack_slices, plan, sliced
 from penstock.engine.layers.stacks import Stack
-from penstock.engine.layers.stored import numbers
+from penstock.engine.layers.stored import numbers, read_tensor
 from penstock.engine.models.loading import all_stacks
 from penstock.runtime.caches import cache_directory
 
@@ -65,7 +65,7 @@ def packed_weights(
         try:
             directory = cache_directory("packed")
             cache = PackedCache(directory, cache_bytes, lambda content: job.packer.checksums(content, threads))
-            found = cache.obtain(f"{remembered_fingerprint(checkpoint)[:32]}-{kind}", job.nbytes, job.to_file)
+            found = cache.obtain(_name(checkpoint, kind), job.nbytes, job.to_file)
             return PackedWeights(found.matrices, found.nbytes, True, found.made, time.monotonic() - begin)
         except OSError as error:
             reason = error.strerror or error
@@ -73,6 +73,13 @@ def packed_weights(
     matrices = job.in_memory()
     nbytes = sum(_nbytes(packed) for packed in matrices.values())
     return PackedWeights(matrices, nbytes, False, True, time.monotonic() - begin)
+
+
+def _name(checkpoint: Checkpoint, kind: str) -> str:
+    """Of the file in the cache."""
+    if (part := checkpoint.part) is None:
+        return f"{remembered_fingerprint(checkpoint)[:32]}-{kind}"
+    return f"{part.fingerprint[:32]}-{kind}-{part.rank}-of-{part.ranks}"
 
 
 class _Job:

@@ -12,18 +12,57 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from penstock.engine.step.memory import PageMemory
-from penstock.engine.step.run import Run
+from penstock.engine.step.memory import KvMemory
 
 Ints = npt.NDArray[np.int64]
 _Tables = tuple[tuple[str, int, int, int], ...]
 """Names parts of some block tables: sequence, version, first page used, end of those used."""
+
+
+class Rows(Protocol):
+    """Consecutive tokens of one sequence, as a step sees them; a Run."""
+
+    @property
+    def ids(self) -> Sequence[int]:
+        """Of the tokens."""
+        ...
+
+    @property
+    def start(self) -> int:
+        """Position of the first token."""
+        ...
+
+    @property
+    def end(self) -> int:
+        """Position behind the last token's."""
+        ...
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens."""
+        ...
+
+    @property
+    def samples(self) -> int:
+        """How many of its last tokens are sampled after."""
+        ...
+
+    @property
+    def pages(self) -> Sequence[int]:
+        """Block table."""
+        ...
+
+    @property
+    def table(self) -> tuple[str, int]:
+        """Names the content of `pages`."""
+        ...
 
 
 @dataclass(slots=True)
@@ -89,7 +128,7 @@ class BatchBuilder:
 
     def __init__(
         self,
-        memory: PageMemory,
+        memory: KvMemory,
         device: torch.device,
         windows: Sequence[int | None],
         dtype: torch.dtype,
@@ -108,7 +147,7 @@ class BatchBuilder:
         self._indices: dict[_Tables, Tensor] = {}
         self._used: dict[_Tables, Tensor] = {}
 
-    def build(self, runs: Sequence[Run], leading: int = 0) -> Batch:
+    def build(self, runs: Sequence[Rows], leading: int = 0) -> Batch:
         """`runs` in the order that `arrange` gave them; the first `leading` of them are in no group."""
         ids = [token for run in runs for token in run.ids]
         positions = np.concatenate([np.arange(run.start, run.end) for run in runs])
@@ -131,7 +170,7 @@ class BatchBuilder:
     def _tensor(self, values: Sequence[int] | Ints) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)
 
-    def _places(self, runs: Sequence[Run]) -> Ints:
+    def _places(self, runs: Sequence[Rows]) -> Ints:
         """Each row's place in layer 0."""
         size = self._memory.block_size
         per_page = self._memory.n_layers * self._memory.planes * size
@@ -143,11 +182,11 @@ class BatchBuilder:
             places.append(pages[positions // size - first] * per_page + positions % size)
         return np.concatenate(places)
 
-    def _groups(self, runs: Sequence[Run], rows: Sequence[int], leading: int) -> list[Group]:
+    def _groups(self, runs: Sequence[Rows], rows: Sequence[int], leading: int) -> list[Group]:
         """Groups over the last `rows[i]` rows of each run behind the leading ones; runs with no rows are left out."""
         groups: list[Group] = []
         first = sum(rows[:leading])
-        members: list[Run] = []
+        members: list[Rows] = []
         width = 0
         for run, count in [*zip(runs[leading:], rows[leading:], strict=True), (None, 0)]:
             if members and (run is None or count != width or not _alike(members[0], run, count)):
@@ -159,7 +198,7 @@ class BatchBuilder:
                 width = count
         return groups
 
-    def _group(self, members: Sequence[Run], first: int, rows: int) -> Group:
+    def _group(self, members: Sequence[Rows], first: int, rows: int) -> Group:
         longest = max(run.end for run in members)
         contexts: dict[int | None, Context] = {}
         for window in self._windows:
@@ -169,7 +208,7 @@ class BatchBuilder:
             contexts[window] = contexts[narrow]
         return Group(first, len(members), rows, contexts)
 
-    def _context(self, members: Sequence[Run], rows: int, window: int | None) -> Context:
+    def _context(self, members: Sequence[Rows], rows: int, window: int | None) -> Context:
         """The context of the last `rows` rows of each member, from the first page that the first of these rows sees."""
         size = self._memory.block_size
         firsts = [self._reach(run.end - rows, window) // size for run in members]
@@ -183,7 +222,7 @@ class BatchBuilder:
             return 0
         return position - position % window if self._chunked else max(0, position - window + 1)
 
-    def _index(self, members: Sequence[Run], firsts: Sequence[int]) -> Tensor:
+    def _index(self, members: Sequence[Rows], firsts: Sequence[int]) -> Tensor:
         """Gather index of all layers, from page `firsts[i]` of each member on; reused while the pages stay the same."""
         ends = [-(-run.end // self._memory.block_size) for run in members]
         parts = list(zip(members, firsts, ends, strict=True))
@@ -203,7 +242,7 @@ class BatchBuilder:
         return index
 
     def _mask(
-        self, members: Sequence[Run], firsts: Sequence[int], rows: int, tokens: int, window: int | None
+        self, members: Sequence[Rows], firsts: Sequence[int], rows: int, tokens: int, window: int | None
     ) -> tuple[Tensor | None, bool]:
         """(mask, causal) for the last `rows` rows of each member over contexts that begin at page `firsts[i]`."""
         if len(members) == 1 and window is None:
@@ -222,12 +261,15 @@ class BatchBuilder:
         return torch.zeros(seen.shape, dtype=self._dtype, device=self._device).masked_fill_(~seen, float("-inf")), False
 
 
-def arrange(runs: Sequence[Run]) -> list[Run]:
+_Run = TypeVar("_Run", bound=Rows)
+
+
+def arrange(runs: Sequence[_Run]) -> list[_Run]:
     """Orders the runs so that those that attend alike are neighbours."""
     return sorted(runs, key=lambda run: (run.tokens, run.samples, len(run.pages)))
 
 
-def _alike(one: Run, other: Run, rows: int) -> bool:
+def _alike(one: Rows, other: Rows, rows: int) -> bool:
     """Whether two runs share a call of attention: decode rows whose contexts differ by less than a factor of two.
 
     `one` is the first of its group and has the shortest context.
@@ -235,7 +277,7 @@ def _alike(one: Run, other: Run, rows: int) -> bool:
     return rows <= 16 and len(other.pages) <= 2 * len(one.pages) + 2
 
 
-def sampled_rows(runs: Sequence[Run]) -> list[int]:
+def sampled_rows(runs: Sequence[Rows]) -> list[int]:
     """Numbers of the rows whose next token is wanted, when the runs' rows are laid end to end."""
     rows: list[int] = []
     end = 0

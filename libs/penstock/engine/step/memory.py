@@ -75,6 +75,22 @@ class DeviceMemory(Protocol):
         ...
 
 
+class KvMemory(Protocol):
+    """Where layers keep what they make of tokens: the pages, or of several processes the part that one has of them."""
+
+    planes: int
+    block_size: int
+    n_layers: int
+
+    def store(self, places: Tensor, vectors: Tensor) -> None:
+        """See PageMemory."""
+        ...
+
+    def gather(self, index: Tensor, batch: int, tokens: int) -> tuple[Tensor, ...]:
+        """See PageMemory."""
+        ...
+
+
 class PageMemory:
     """`data` is [1 + pages, layers, planes, block_size, heads, width], see KvForm; page 0 stays zero (see PagePool). In
     int8 the last two axes are one, a row of int8_kv.
@@ -93,22 +109,25 @@ class PageMemory:
         *,
         memory: DeviceMemory | None = None,
         shared: bool = False,
+        content: memoryview | None = None,
     ) -> None:
         """`memory` belongs to `device` when this is a CUDA device; None on a CPU. `shared`: other processes can map the
-        pages of a CPU."""
+        pages of a CPU. `content`: the pages of another process."""
         cuda = memory is not None
         form = config.kv
         self._heads = (form.heads, form.width)
         self._scaled = dtype == torch.int8
-        last = (form.heads * (form.width + SCALE_BYTES),) if self._scaled else self._heads
-        shape = (pages + 1 + cuda, config.n_layers, form.planes, block_size, *last)
+        own, last = _page_shape(config, block_size, dtype)
+        shape = (pages + 1 + cuda, *own)
         self.planes = form.planes
         self.block_size = block_size
         self.n_layers = config.n_layers
         self._arena = memory.arena(math.prod(shape) * dtype.itemsize) if memory is not None else None
         self.arena: Arena | None = None
         """The pages as others map them, if they can; slot i is page i."""
-        if self._arena is None and shared and device.type == "cpu":
+        if content is not None:
+            self.data = torch.frombuffer(content, dtype=dtype).view(shape)
+        elif self._arena is None and shared and device.type == "cpu":
             page_bytes = math.prod(shape[1:]) * dtype.itemsize
             self.arena = _arena(shape[0], page_bytes)
             self.data = torch.frombuffer(self.arena.slots(), dtype=dtype).view(shape)
@@ -129,6 +148,21 @@ class PageMemory:
         """How the bytes of a block are ordered."""
         self._host = self._bytes.numpy() if device.type == "cpu" else None
         self._copies = memory.copies(self._bytes) if memory is not None else None
+
+    @staticmethod
+    def page_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+        """Bytes of a page."""
+        return math.prod(_page_shape(config, block_size, dtype)[0]) * dtype.itemsize
+
+    @property
+    def heads(self) -> tuple[int, int]:
+        """(heads, width) of a plane's row."""
+        return self._heads
+
+    @property
+    def scaled(self) -> bool:
+        """Whether numbers are int8, with scales."""
+        return self._scaled
 
     def close(self) -> None:
         """Nobody else can map the pages from now on; who has done so keeps them."""
@@ -244,6 +278,13 @@ class PageMemory:
         for page, block in zip(pages, there, strict=False):
             self._bytes[page].copy_(from_dlpack(block))
         return len(there)
+
+
+def _page_shape(config: ModelConfig, block_size: int, dtype: torch.dtype) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(the shape of a page, its last axes: a token's row)."""
+    form = config.kv
+    last = (form.heads * (form.width + SCALE_BYTES),) if dtype == torch.int8 else (form.heads, form.width)
+    return (config.n_layers, form.planes, block_size, *last), last
 
 
 def _arena(pages: int, page_bytes: int) -> Arena:

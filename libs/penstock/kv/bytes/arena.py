@@ -199,6 +199,10 @@ class ArenaMap(_Mapped):
             raise ValueError(f"{length} bytes at {offset} are not a slot")
         return self._view[offset : offset + length]
 
+    def slots(self) -> memoryview:
+        """All slots, writable if the mapping is."""
+        return self._view[self._layout.slots_at : self._layout.offset(self._layout.slots)]
+
     def close(self) -> None:
         """Unmaps now, or with the last view that a reader still holds."""
         self._epochs.release()

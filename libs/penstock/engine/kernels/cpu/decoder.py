@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from penstock.checkpoint import ModelConfig
-from penstock.engine.errors import NotFinite
-from penstock.engine.kernels.cpu.layout import Kind, LayerArgs, LinearArgs, ModelArgs, StepArgs
+from penstock.engine.errors import NotFinite, RankLost
+from penstock.engine.kernels.cpu.layout import Kind, LayerArgs, LinearArgs, ModelArgs, RanksArgs, StepArgs
 from penstock.engine.kernels.cpu.legality import Legality
 from penstock.engine.kernels.cpu.machine import Machine
 from penstock.engine.kernels.cpu.matrix import PackedMatrix
@@ -28,10 +28,9 @@ from penstock.engine.kernels.cpu.packed import LANES
 from penstock.engine.layers.feedforward import Dense, Routed
 from penstock.engine.layers.linear import Matrix
 from penstock.engine.layers.weights import LayerWeights, Weights
-from penstock.engine.step.batch import sampled_rows
+from penstock.engine.step.batch import Rows, sampled_rows
 from penstock.engine.step.features import Features
 from penstock.engine.step.memory import PageMemory
-from penstock.engine.step.run import Run
 
 _TABLES = (torch.float32, torch.bfloat16)
 """The types in which step.cpp reads embeddings."""
@@ -44,9 +43,18 @@ class CompiledDecoder:
     """Computes the steps of one model over one page memory."""
 
     def __init__(
-        self, machine: Machine, config: ModelConfig, weights: Weights, tables: tuple[Tensor, Tensor], memory: PageMemory
+        self,
+        machine: Machine,
+        config: ModelConfig,
+        weights: Weights,
+        tables: tuple[Tensor, Tensor],
+        memory: PageMemory,
+        *,
+        first_head: int = 0,
+        ranks: RanksArgs | None = None,
     ) -> None:
-        """`weights` are packed; `tables` are the rotation's cosine and sine, float32 [positions, 1, head_dim]."""
+        """`weights` are packed; `tables` are the rotation's cosine and sine, float32 [positions, 1, head_dim]. `ranks`
+        compute the model together; this one has the KV heads of the memory from `first_head` on."""
         self._machine = machine
         assert isinstance(weights.head, PackedMatrix), "steps need packed weights"
         self._head = weights.head
@@ -54,7 +62,7 @@ class CompiledDecoder:
         table = weights.embedding.plain
         self._table = table if table is not None and table.dtype in _TABLES and table.is_contiguous() else None
         self._hidden, self._vocab = config.hidden_size, config.vocab_size
-        self._keep: list[Any] = [weights, memory]
+        self._keep: list[Any] = [weights, memory, ranks]
         layers = (LayerArgs * config.n_layers)(
             *(self._layer(layer, window or 0) for layer, window in zip(weights.layers, config.windows, strict=True))
         )
@@ -84,6 +92,9 @@ class CompiledDecoder:
             table=None if self._table is None else self._table.data_ptr(),
             table_kind=0 if self._table is None else Kind.of(self._table.dtype),
             memory=memory.data.data_ptr(),
+            row_heads=memory.heads[0],
+            first_head=first_head,
+            ranks=None if ranks is None else addressof(ranks),
         )
         self._keep.append(layers)
         self._names: list[tuple[str, int, int]] = []
@@ -121,7 +132,7 @@ class CompiledDecoder:
         """Whether it computes steps of so many rows: not if torch multiplies them faster."""
         return not self._head.by_torch(rows)
 
-    def forward(self, runs: Sequence[Run], features: Features | None = None) -> Tensor:
+    def forward(self, runs: Sequence[Rows], features: Features | None = None) -> Tensor:
         """float32 [samples, vocab]; leaves every row's keys and values in the page memory, and fills `features`."""
         sampled = sampled_rows(runs)
         logits = np.empty((len(sampled), self._vocab), dtype=np.float32)
@@ -129,7 +140,7 @@ class CompiledDecoder:
         return torch.from_numpy(logits)
 
     def best(
-        self, runs: Sequence[Run], legality: Legality | None = None, features: Features | None = None
+        self, runs: Sequence[Rows], legality: Legality | None = None, features: Features | None = None
     ) -> list[int]:
         """As `forward`, but only the most probable token of each sample, the first of several, that is legal. Raises
         NotFinite."""
@@ -145,7 +156,7 @@ class CompiledDecoder:
 
     def _step(
         self,
-        runs: Sequence[Run],
+        runs: Sequence[Rows],
         sampled: list[int],
         logits: npt.NDArray[np.float32],
         best: npt.NDArray[np.int32] | None = None,
@@ -187,9 +198,10 @@ class CompiledDecoder:
             states=None if features is None else features.values.data_ptr(),
             between=None if self._between is None else cast(self._between, c_void_p).value,
         )
-        self._machine.forward(self._model, step)
+        if not self._machine.forward(self._model, step):
+            raise RankLost("a process that computes a part of the model has ended, or does not answer")
 
-    def _tables(self, runs: Sequence[Run]) -> npt.NDArray[np.int32]:
+    def _tables(self, runs: Sequence[Rows]) -> npt.NDArray[np.int32]:
         """The runs' block tables end to end. They are those of the last step if nothing has changed."""
         names = [(*run.table, len(run.pages)) for run in runs]
         if names != self._names:

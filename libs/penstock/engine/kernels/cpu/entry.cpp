@@ -11,7 +11,7 @@ uint64_t penstock_layout() { return kLayout; }
 Team *penstock_open(int threads) { return team_new(threads); }
 int penstock_rounds(int kind) { return rounds(kind); }
 void penstock_close(Team *team) { team_free(team); }
-void penstock_forward(Team *team, const Model *model, const Step *step) { forward(team, *model, *step); }
+int penstock_forward(Team *team, const Model *model, const Step *step) { return forward(team, *model, *step); }
 void penstock_attend(Team *team, const Model *model, const Step *step, const float *qkv, float *mixed) {
   attend(team, *model, *step, qkv, mixed);
 }

@@ -178,15 +178,16 @@ template <class Own, class Cache> class Head {
   Number *at(int position, int which) const {
     const int64_t run = (int64_t(table_[position / model_.block_size]) * model_.layers + number_) * 2 + which;
     return static_cast<Number *>(model_.memory) + (run * model_.block_size + position % model_.block_size) * apart() +
-           kv_head_ * dim_;
+           (model_.first_head + kv_head_) * dim_;
   }
   int64_t apart() const {
-    return int64_t(model_.kv_heads) * (dim_ + Cache::kScale);
+    return int64_t(model_.row_heads) * (dim_ + Cache::kScale);
   }  // numbers from one token to the next
 
   // The address of a vector's scale.
   Number *scale_of(Number *vector) const {
-    return vector + (model_.kv_heads - kv_head_) * dim_ + kv_head_ * Cache::kScale;
+    const int head = model_.first_head + kv_head_;
+    return vector + (model_.row_heads - head) * dim_ + head * Cache::kScale;
   }
 
   void put(const float *from, Number *to) const {

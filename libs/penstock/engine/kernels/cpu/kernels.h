@@ -16,7 +16,7 @@ int team_size(const Team *team);
 using Work = void (*)(void *context, int phase, int chunk, int member);
 void team_run(Team *team, int phases, const int *chunks, Work work, void *context);  // returns when all is done
 
-void forward(Team *team, const Model &model, const Step &step);
+bool forward(Team *team, const Model &model, const Step &step);  // false: a rank is lost
 void linear(Team *team, const Linear &matrix, const float *x, int rows, float *out);
 
 // Brings bfloat16 panels [panels, pairs, 32] into the lossless format, in three calls: count the exponents; find how

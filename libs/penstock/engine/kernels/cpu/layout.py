@@ -76,6 +76,18 @@ class LayerArgs(Structure):
     )
 
 
+class RanksArgs(Structure):
+    """`Ranks` in C++: the processes that compute a model together, see meeting.h."""
+
+    _fields_ = (
+        ("memory", ROOM),  # shared, zeros at first
+        ("room", c_int64),  # floats in a place
+        ("turn", c_uint64),  # the number of the last meeting
+        ("rank", c_int32),  # of this process
+        ("ranks", c_int32),
+    )
+
+
 class ModelArgs(Structure):
     """`Model` in C++."""
 
@@ -102,8 +114,11 @@ class ModelArgs(Structure):
         ("head", LinearArgs),
         ("table", BYTES),  # [vocab, hidden], the embeddings of `ids`; null: a step brings them in `x`
         ("table_kind", c_int32),  # FLOAT32 or BFLOAT16
-        # [pages, layers, 2, block_size, kv_heads, head_dim]; INT8: with kv_heads scales after each token
+        # [pages, layers, 2, block_size, row_heads, head_dim]; INT8: with row_heads scales after each token
         ("memory", ROOM),
+        ("row_heads", c_int32),  # KV heads of a token in the memory, ...
+        ("first_head", c_int32),  # ... of which this model has `kv_heads` from here on
+        ("ranks", pointer("Ranks")),  # who computes the rest of the model; null: nobody
     )
 
 
@@ -148,9 +163,10 @@ class StepArgs(Structure):
     )
 
 
-STRUCTURES: tuple[type[Structure], ...] = (LinearArgs, LayerArgs, ModelArgs, LegalArgs, StepArgs)
+STRUCTURES: tuple[type[Structure], ...] = (LinearArgs, LayerArgs, RanksArgs, ModelArgs, LegalArgs, StepArgs)
 
 _TEAM, _CORPUS = pointer("Team"), pointer("Corpus")
+_RANKS = pointer("Ranks")
 _LINEAR, _MODEL, _STEP = pointer("const Linear"), pointer("const Model"), pointer("const Step")
 _WORDS, _INDEX, _TEXTS = pointer("const uint16_t"), pointer("const uint8_t"), pointer("const Corpus")
 
@@ -160,8 +176,10 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "open": (_TEAM, c_int32),
     "close": (None, _TEAM),
     "rounds": (c_int32, c_int32),
-    "forward": (None, _TEAM, _MODEL, _STEP),
+    "forward": (c_int32, _TEAM, _MODEL, _STEP),
     "attend": (None, _TEAM, _MODEL, _STEP, FLOATS, FLOAT_ROOM),
+    "meet": (c_int32, _RANKS),
+    "add": (c_int32, _RANKS, FLOAT_ROOM, c_int64),
     "linear": (None, _TEAM, _LINEAR, FLOATS, c_int32, FLOAT_ROOM),
     "unpack": (None, _TEAM, _LINEAR, c_int32, c_int32, FLOAT_ROOM),
     "count_exponents": (None, _WORDS, c_int64, pointer("int64_t")),

@@ -107,9 +107,9 @@ class Machine:
         args = ctypes.byref(model), ctypes.byref(step), qkv.data_ptr(), mixed.data_ptr()
         self._library.penstock_attend(self._handle, *args)
 
-    def forward(self, model: ModelArgs, step: StepArgs) -> None:
-        """Computes one step for CompiledDecoder."""
-        self._library.penstock_forward(self._handle, ctypes.byref(model), ctypes.byref(step))
+    def forward(self, model: ModelArgs, step: StepArgs) -> bool:
+        """Computes one step for CompiledDecoder; False when another rank is lost."""
+        return bool(self._library.penstock_forward(self._handle, ctypes.byref(model), ctypes.byref(step)))
 
 
 def linear_args(packed: Packed, bias: Tensor | None) -> LinearArgs:

@@ -12,13 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.checkpoint import CheckpointError, TensorInfo
 from penstock.engine.kernels.cpu.build import library
 from penstock.engine.kernels.cpu.layout import Kind
 from penstock.engine.kernels.cpu.packed import LANES
 from penstock.engine.kernels.cpu.packed_file import Place, Record
 from penstock.engine.layers.stacks import Stack
-from penstock.engine.layers.stored import STORED, typed
+from penstock.engine.layers.stored import STORED, open_stored, read_into
 
 _SLICED = ("float32", "bfloat16", "int8")
 _SLICE_BYTES = 4 << 20
@@ -136,10 +135,7 @@ def _cut(stack: Stack) -> Iterator[tuple[int, int]]:
 
 
 def _open(file: Path, closing: ExitStack) -> int:
-    try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise CheckpointError(file, f"cannot be read: {error.strerror}") from None
+    descriptor = open_stored(file)
     closing.callback(os.close, descriptor)
     return descriptor
 
@@ -189,26 +185,6 @@ class _Slices:
             here = range(max(first, begin) - begin, min(last, begin + height) - begin)
             if here:
                 size = len(here) * row_bytes
-                _read_at(part, self._files[part.file], part.offset + here.start * row_bytes, room[:size])
+                read_into(part, self._files[part.file], room[:size], here)
                 room = room[size:]
             begin += height
-
-
-def read_tensor(part: TensorInfo) -> Tensor:
-    """The tensor as it is stored. Raises CheckpointError."""
-    found = torch.empty(part.nbytes, dtype=torch.uint8)
-    with ExitStack() as closing:
-        _read_at(part, _open(part.file, closing), part.offset, found.numpy().data)
-    return typed(part, found)
-
-
-def _read_at(part: TensorInfo, file: int, at: int, room: memoryview) -> None:
-    """Fills `room` from byte `at` of the file on. Raises CheckpointError."""
-    while room:
-        try:
-            count = os.preadv(file, [room], at)
-        except OSError as error:
-            raise CheckpointError(part.file, f"cannot be read: {error.strerror}") from None
-        if not count:
-            raise CheckpointError(part.file, f"is cut short: it ends at byte {at}, inside tensor {part.name}")
-        room, at = room[count:], at + count

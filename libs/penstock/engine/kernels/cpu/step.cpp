@@ -4,6 +4,7 @@
 // of every sum. So a sequence's tokens depend neither on the batch nor on how its prompt was cut.
 #include "attention.h"
 #include "best.h"
+#include "meeting.h"
 #include "products.h"
 
 #include <algorithm>
@@ -70,7 +71,8 @@ class Pass {
       members_.push_back({i && !shared_ ? take(packed) : x, take(2 * sums), take(room), take(routing), -1});
   }
 
-  void run() {
+  // Returns false when another rank is lost.
+  bool run() {
     add(EMBED, 0, model_.table ? (step_.rows + kTogether - 1) / kTogether : 0);
     for (int layer = 0; layer < model_.layers; ++layer) {
       const Layer &own = model_.layer[layer];
@@ -80,9 +82,11 @@ class Pass {
       add(KEEP, layer, attention_.keeping());
       add(ATTENTION, layer, attention_.chunks());
       product_of(OUTPUT, layer, own.output.outputs, rows);
+      sum_over_ranks(layer, rows);
       if (own.router) phases_.push_back({ROUTE, GATE_UP, layer, (rows.count() + kRouted - 1) / kRouted, 0});
       product_of(GATE_UP, layer, inner_of(layer), rows);
       product_of(DOWN, layer, model_.hidden, rows);
+      sum_over_ranks(layer, rows);
       if (tap_ < step_.tap_count && step_.taps[tap_] == layer + 1)
         phases_.push_back({TAP, NONE, layer, (step_.features + kTogether - 1) / kTogether, tap_++});
       if (step_.between) compute(), reinterpret_cast<void (*)()>(step_.between)();
@@ -90,10 +94,11 @@ class Pass {
     product_of(HEAD, model_.layers, model_.head.outputs, last_);
     add(BEST, model_.layers, step_.best ? step_.samples : 0);
     compute();
+    return !lost_;
   }
 
  private:
-  enum Job { EMBED, KEEP, ATTENTION, ROUTE, PACK_ROWS, MULTIPLY, TAP, BEST };
+  enum Job { EMBED, KEEP, ATTENTION, ROUTE, PACK_ROWS, MULTIPLY, MEET, SUM, TAP, BEST };
   enum Product { NONE, QKV, OUTPUT, GATE_UP, DOWN, HEAD };  // the product whose rows are packed, or that is computed
   static constexpr int kTogether = 16, kRouted = 2;         // rows that one chunk embeds, or keeps; or routes
   struct Phase {
@@ -138,6 +143,27 @@ class Pass {
   float *floats(int width) { return scratch_.floats(int64_t(step_.rows) * width); }
 
   void add(Job job, int layer, int chunks) { phases_.push_back({job, NONE, layer, chunks, 0}); }
+
+  // Where several ranks compute the model, what they add to the rows of the residual stream is in their places: adds
+  // two phases, meet and add all of it. Each rank adds the same numbers in the same order.
+  void sum_over_ranks(int layer, const Rows &rows) {
+    if (!model_.ranks || !rows.count()) return;
+    add(MEET, layer, 1);
+    add(SUM, layer, (rows.count() + kTogether - 1) / kTogether);
+  }
+
+  void sum(const Rows &rows, int first) {
+    if (lost_) return;
+    for (int at = first; at < std::min(first + kTogether, rows.count()); ++at) {
+      const int64_t from = int64_t(rows.row(0, at)) * model_.hidden;
+      Meeting(*model_.ranks).add(from, model_.hidden, step_.x + from);
+    }
+  }
+
+  // Where this process puts what a product adds to a row of the residual stream.
+  float *added(int row) const {
+    return (model_.ranks ? Meeting(*model_.ranks).own() : step_.x) + int64_t(row) * model_.hidden;
+  }
 
   // Adds two phases: pack the rows, multiply. If there are few rows, the first has no chunks: each member packs all
   // rows for itself, which costs less than waiting for each other. Nor has it any if the rows were written packed. For
@@ -187,6 +213,8 @@ class Pass {
       case ROUTE: return route(phase, number, chunk * kRouted, member);
       case PACK_ROWS: return pack_rows(phase, member.x, chunk);
       case MULTIPLY: return multiply(phase, number, chunk, member);
+      case MEET: lost_ = lost_ || !Meeting(*model_.ranks).meet(); return;
+      case SUM: return sum(rows_of(phase), chunk * kTogether);
       case TAP: return tap(phase.size, chunk * kTogether, std::min((chunk + 1) * kTogether, step_.features));
       case BEST: step_.best[chunk] = best_of(chunk);
     }
@@ -240,6 +268,7 @@ class Pass {
         std::memcpy(score + expert, &four, sizeof four);
       }
       choose(score, at);
+      if (model_.ranks) std::memset(added(rows.row(0, at)), 0, model_.hidden * sizeof(float));
     }
     if (routed_.fetch_add(1) + 1 == phase.chunks) arrange(rows, number);
   }
@@ -401,11 +430,12 @@ class Pass {
             std::memcpy(step_.logits + int64_t(rows.number(slab, row)) * model_.vocab + at, &sum, some * sizeof(float));
         });
       default:
-        const bool routed = is_routed(phase.product, phase.layer);
+        const bool routed = is_routed(phase.product, phase.layer), fresh = model_.ranks && !routed;
+        float *const base = added(0);
         return each([&](int row, int panel, Floats sum) {
           if (routed) sum *= shares_[rows.number(slab, row)];
-          float *to = step_.x + int64_t(rows.row(slab, row)) * model_.hidden + panel * kLanes;
-          (Floats::load(to) + sum).store(to);
+          float *to = base + int64_t(rows.row(slab, row)) * model_.hidden + panel * kLanes;
+          (fresh ? sum : Floats::load(to) + sum).store(to);
         });
     }
   }
@@ -447,10 +477,11 @@ class Pass {
   std::vector<int> chunks_;  // of the phases from `computed_` on
   int computed_ = 0;         // phases
   int tap_ = 0;              // taps that have their phases
+  bool lost_ = false;        // another rank is
 };
 
 }  // namespace
 
-void forward(Team *team, const Model &model, const Step &step) { Pass(team, model, step).run(); }
+bool forward(Team *team, const Model &model, const Step &step) { return Pass(team, model, step).run(); }
 
 }  // namespace penstock

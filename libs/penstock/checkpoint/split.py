@@ -1,0 +1,166 @@
+"""A model cut into parts for several processes that compute each layer together (Shoeybi et al., "Megatron-LM", 2019).
+
+Each has some of the attention's heads and a part of the inner size of every feed-forward block: rows of the matrices
+that lead there, columns of those that lead back. What comes back is summed over all. The last matrix is cut by tokens;
+norms, routers and what makes the common vector of latent attention are there whole, and so is the embedding, of which
+rows are read when they are needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import accumulate
+
+from penstock.checkpoint.directory import Checkpoint, Part
+from penstock.checkpoint.model_config import ModelConfig
+from penstock.checkpoint.naming import layer_names
+from penstock.checkpoint.tensors import EMBEDDING, HEAD, TensorInfo
+
+_UNITS = (16, 2)
+"""Sizes are cut at multiples of these where the parts are still even: kernels compute so many columns at a time."""
+_MANY = 16
+"""Units for each rank, of which one more makes no difference."""
+
+
+def check_split(config: ModelConfig, ranks: int) -> None:
+    """Raises ValueError when the model can't be cut into so many parts; it says what would be right."""
+    heads, kv_heads = config.n_heads, config.n_kv_heads
+    if heads % ranks:
+        raise ValueError(f"must divide the {heads} attention heads of the model")
+    if kv_heads % ranks and ranks % kv_heads:
+        raise ValueError(f"must divide the {kv_heads} KV heads of the model, or be a multiple of them")
+
+
+def share(total: int, ranks: int, rank: int) -> range:
+    """The part of `total` things that a rank has: as even as possible, in whole units."""
+    unit = next((unit for unit in _UNITS if total % unit == 0 and _even(total // unit, ranks)), 1)
+    units, more = divmod(total // unit, ranks)
+    sizes = [units + (number < more) for number in range(ranks)]
+    ends = [0, *accumulate(sizes)]
+    return range(unit * ends[rank], unit * ends[rank + 1])
+
+
+def _even(units: int, ranks: int) -> bool:
+    return units % ranks == 0 or units >= _MANY * ranks
+
+
+def heads_of_rank(heads: int, ranks: int, rank: int) -> range:
+    """The heads that a rank has; several ranks have the same where there are fewer heads."""
+    if heads < ranks:
+        first = rank * heads // ranks
+        return range(first, first + 1)
+    return range(rank * heads // ranks, (rank + 1) * heads // ranks)
+
+
+def part_of(checkpoint: Checkpoint, rank: int, ranks: int, fingerprint: str) -> Checkpoint:
+    """What rank `rank` of `ranks` has of a model that `check_split` has passed; its `config` says of what size. The
+    fingerprint is the whole model's."""
+    pieces = dict(_Cut(checkpoint, rank, ranks).all())
+    own = _part_config(checkpoint.config, rank, ranks)
+    return replace(checkpoint, config=own, part=Part(rank, ranks, pieces, fingerprint))
+
+
+def _part_config(config: ModelConfig, rank: int, ranks: int) -> ModelConfig:
+    def size(total: int) -> int:
+        return len(share(total, ranks, rank))
+
+    experts = config.experts
+    if experts is not None:
+        inner, shared = size(experts.intermediate_size), size(experts.shared_size) if experts.shared_size else 0
+        experts = replace(experts, intermediate_size=inner, shared_size=shared)
+    return replace(
+        config,
+        vocab_size=size(config.vocab_size),
+        intermediate_size=size(config.intermediate_size),
+        n_heads=len(heads_of_rank(config.n_heads, ranks, rank)),
+        n_kv_heads=len(heads_of_rank(config.n_kv_heads, ranks, rank)),
+        tied=False,
+        experts=experts,
+    )
+
+
+_Piece = tuple[str, tuple[TensorInfo, ...]]
+
+
+class _Cut:
+    """Pieces of tensors, by name."""
+
+    def __init__(self, checkpoint: Checkpoint, rank: int, ranks: int) -> None:
+        self._tensors = checkpoint.tensors
+        self._config = checkpoint.config
+        self._names = layer_names(checkpoint.config)
+        self._rank, self._ranks = rank, ranks
+
+    def all(self) -> Iterator[_Piece]:
+        config = self._config
+        table = self._tensors[EMBEDDING if config.tied else HEAD]
+        yield HEAD, (table.cut(0, self._share(config.vocab_size)),)
+        for layer in range(config.n_layers):
+            prefix = f"model.layers.{layer}."
+            yield from self._attention(prefix)
+            yield from self._feed_forward(prefix, layer)
+
+    def _share(self, total: int) -> range:
+        return share(total, self._ranks, self._rank)
+
+    def _attention(self, prefix: str) -> Iterator[_Piece]:
+        config, names, latent = self._config, self._names, self._config.latent
+        queries = _wide(heads_of_rank(config.n_heads, self._ranks, self._rank), config.head_dim)
+        if latent is None or names.latent is None:
+            kept = _wide(heads_of_rank(config.n_kv_heads, self._ranks, self._rank), config.head_dim)
+            sizes = [heads * config.head_dim for heads in (config.n_heads, config.n_kv_heads, config.n_kv_heads)]
+            yield from self._rows(prefix, names.qkv, sizes, (queries, kept, kept))
+            yield from self._columns(f"{prefix}{names.out}.weight", 1, (queries,))
+            return
+        asked = names.qkv[0] if latent.query_rank is None else names.latent.query
+        own = heads_of_rank(config.n_heads, self._ranks, self._rank)
+        yield from self._rows(prefix, (asked,), (config.n_heads * config.head_dim,), (queries,))
+        both = latent.plain_dim + latent.value_dim
+        yield from self._rows(prefix, (names.latent.keys_values,), (config.n_heads * both,), (_wide(own, both),))
+        yield from self._columns(f"{prefix}{names.out}.weight", 1, (_wide(own, latent.value_dim),))
+
+    def _feed_forward(self, prefix: str, layer: int) -> Iterator[_Piece]:
+        config, names, experts = self._config, self._names, self._config.experts
+        if experts is None or not experts.layers[layer]:
+            yield from self._block(prefix, names.gate_up, names.down, config.intermediate_size)
+            return
+        if experts.shared_size:
+            yield from self._block(prefix, names.shared_gate_up, names.shared_down, experts.shared_size)
+        inner = experts.intermediate_size
+        if names.all_gate_up is not None and names.all_down is not None:
+            own = self._share(inner)
+            ups = range(inner + own.start, inner + own.stop)
+            yield from self._columns(f"{prefix}{names.all_gate_up}", 2, (own, ups))
+            yield from self._columns(f"{prefix}{names.all_down}", 1, (own,))
+            return
+        for expert in range(experts.count):
+            gate_up = [name.format(expert) for name in names.expert_gate_up]
+            yield from self._block(prefix, gate_up, names.expert_down.format(expert), inner)
+
+    def _block(self, prefix: str, gate_up: Sequence[str], down: str, inner: int) -> Iterator[_Piece]:
+        own = self._share(inner)
+        yield from self._rows(prefix, gate_up, (inner, inner), (own, own))
+        yield from self._columns(f"{prefix}{down}.weight", 1, (own,))
+
+    def _rows(
+        self, prefix: str, names: Sequence[str], sizes: Sequence[int], parts: Sequence[range]
+    ) -> Iterator[_Piece]:
+        """Of matrices one above the other, and of their biases: each has a name of its own, or all have one."""
+        if len(names) < len(parts):
+            begins = [0, *accumulate(sizes)]
+            moved = [range(at + part.start, at + part.stop) for at, part in zip(begins, parts, strict=False)]
+            named = [(names[0], moved)]
+        else:
+            named = [(name, [part]) for name, part in zip(names, parts, strict=True)]
+        for name, own in named:
+            for whole in (f"{prefix}{name}.weight", f"{prefix}{name}.bias"):
+                if whole in self._tensors:
+                    yield from self._columns(whole, 0, own)
+
+    def _columns(self, name: str, axis: int, parts: Sequence[range]) -> Iterator[_Piece]:
+        yield name, tuple(self._tensors[name].cut(axis, part) for part in parts)
+
+
+def _wide(heads: range, width: int) -> range:
+    return range(heads.start * width, heads.stop * width)

@@ -1,0 +1,119 @@
+"""`python -m penstock.engine.forward.following`: a rank that follows another process, with a socket as its standard
+input. It computes what it is told until the other side ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import msgspec
+import torch
+from torch import Tensor
+
+from penstock.checkpoint import inspect, part_of
+from penstock.checkpoint.split import heads_of_rank, share
+from penstock.engine.errors import RankLost
+from penstock.engine.forward.model import set_threads
+from penstock.engine.forward.runner import CACHE, Runner
+from penstock.engine.kernels.cpu.meeting import SharedGroup
+from penstock.engine.ranks.group import Group, TorchGroup, shared_layout, shared_room
+from penstock.engine.ranks.messages import Listener, Setup, receive, send
+from penstock.engine.ranks.window import PageWindow
+from penstock.engine.step.batch import Rows
+from penstock.engine.step.memory import PageMemory
+from penstock.kv.bytes.arena import Layout
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Following:
+    """The place of a rank other than 0, as a Runner sees it."""
+
+    def __init__(self, setup: Setup) -> None:
+        """Raises CheckpointError, MapError."""
+        config = setup.engine
+        whole = inspect(config.model, config.max_model_len or None)
+        self.setup, self.config = setup, config
+        self.checkpoint = part_of(whole, setup.rank, setup.ranks, setup.fingerprint)
+        model = whole.config
+        self.vocab_size = model.vocab_size
+        layout = Layout.gapless(config.pages + 1, PageMemory.page_bytes(model, config.block_size, CACHE[config.kv]))
+        self._maps = [setup.pages.mapped(layout)]
+        self.memory = PageMemory(
+            model,
+            config.pages,
+            config.block_size,
+            CACHE[config.kv],
+            torch.device("cpu"),
+            content=self._maps[0].slots(),
+        )
+        self.window = PageWindow(self.memory, heads_of_rank(model.kv.heads, setup.ranks, setup.rank))
+        self._columns = [len(share(model.vocab_size, setup.ranks, rank)) for rank in range(setup.ranks)]
+        self.shared: SharedGroup | None = None
+        if setup.sums is not None:
+            room = shared_room(model, config)
+            self._maps.append(setup.sums.mapped(shared_layout(setup.ranks, room)))
+            self.shared = SharedGroup(self._maps[1].slots(), setup.rank, self._columns, room)
+        self._group: Group | None = self.shared
+
+    def meet(self) -> None:
+        """Returns when all ranks are there. Raises RankLost."""
+        setup = self.setup
+        if self._group is None:
+            self._group = TorchGroup(setup.meeting, setup.rank, self._columns, torch.device("cpu"))
+
+    def add(self, own: Tensor) -> Tensor:
+        """See Group."""
+        assert self._group is not None
+        return self._group.add(own)
+
+    @contextmanager
+    def step(self, order: Sequence[Rows], compiled: bool) -> Iterator[Callable[[Tensor], Tensor]]:
+        """Gives what hands this rank's logits to rank 0."""
+
+        def give(own: Tensor) -> Tensor:
+            assert self._group is not None
+            self._group.gather(own)
+            return own
+
+        yield give
+
+
+def follow(lead: socket.socket) -> None:
+    """Computes what rank 0 tells until that ends. Raises RankLost when another rank has ended."""
+    try:
+        setup = msgspec.msgpack.decode(receive(lead), type=Setup)
+        set_threads(setup.engine.threads)
+        place = Following(setup)
+        runner = Runner(place.checkpoint, place.config, place)
+        send(lead, b"")
+        place.meet()
+        listener = Listener()
+        while True:
+            runs, compiled = listener.hear(receive(lead))
+            with torch.inference_mode():
+                runner.compute(runs, compiled)
+            send(lead, b"")
+    except (EOFError, ConnectionError):
+        return
+
+
+def main() -> None:
+    """Follows the process whose socket is the standard input."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal; the other side decides
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    with socket.socket(fileno=os.dup(0)) as lead:
+        try:
+            follow(lead)
+        except RankLost as error:
+            sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""A model split over several processes says what it says in one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+
+from penstock.checkpoint import inspect
+from penstock.engine.config import EngineConfig
+from penstock.engine.engine import Engine
+from penstock.engine.errors import EngineClosed
+from penstock.engine.forward.following import follow
+from penstock.engine.forward.model import load_model
+from penstock.engine.ranks.window import PageWindow
+from penstock.engine.step.memory import PageMemory
+from penstock.runtime.config import ConfigError
+from penstock.testing.checkpoints import TinyModel, write_checkpoint
+
+DEEPSEEK = {
+    "q_lora_rank": 32,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_group": 4,
+    "topk_group": 2,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+}
+MIXTRAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
+MODELS = {
+    "llama": TinyModel(),
+    "qwen 2, tied": TinyModel(architecture="Qwen2ForCausalLM", tied=True),
+    "qwen 3": TinyModel(architecture="Qwen3ForCausalLM", extra={"attention_bias": True}),
+    "one KV head": TinyModel(kv_heads=1),
+    "gemma": TinyModel(architecture="Gemma2ForCausalLM", layers=2, extra={"sliding_window": 24}),
+    "phi": TinyModel(architecture="Phi3ForCausalLM"),
+    "mixtral": TinyModel(architecture="MixtralForCausalLM", extra=MIXTRAL),
+    "deepseek": TinyModel(architecture="DeepseekV3ForCausalLM", extra=DEEPSEEK),
+    "deepseek, plain queries": TinyModel(
+        architecture="DeepseekV3ForCausalLM", extra={**DEEPSEEK, "q_lora_rank": None, "attention_bias": True}
+    ),
+    "llama 4": TinyModel(
+        architecture="Llama4ForCausalLM",
+        layers=4,
+        extra={"intermediate_size_mlp": 96, "num_local_experts": 4, "attention_chunk_size": 40},
+    ),
+}
+CASES = [(name, 2, True) for name in MODELS] + [
+    ("one KV head", 4, True),
+    ("deepseek", 4, True),
+    ("llama", 2, False),
+    ("mixtral", 4, False),
+]
+"""The last say whether there are kernels."""
+
+
+class RankThread:
+    """A rank in a thread of this process, which is there much sooner."""
+
+    def __init__(self, theirs):
+        self._socket = theirs.dup()
+        self.pid = os.getpid()
+        self.watched = os.eventfd(0)
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._thread.start()
+
+    def _follow(self):
+        follow(self._socket)
+
+    def kill(self):
+        self._socket.shutdown(socket.SHUT_RDWR)
+
+    def end(self):
+        self._thread.join()
+        self._socket.close()
+        os.close(self.watched)
+
+
+def in_threads(config, checkpoint):
+    return load_model(config, checkpoint, RankThread)
+
+
+def config_of(directory, **fields):
+    sizes = {"kv_pool_tokens": 4096, "max_batch_tokens": 96, "max_running": 8, "threads": 1, "lookup_tokens": 0}
+    return EngineConfig(model=directory, **{**sizes, "draft_timeout_s": 30, "draft_always": True, **fields})
+
+
+@pytest.mark.parametrize(("name", "ranks", "kernels"), CASES)
+async def test_split_engine_says_the_same(tmp_path, kit, name, ranks, kernels):
+    """Logprobs to 1e-4 in float32: prompts in chunks, together, with a prefix that an engine in one process has
+    computed, and with drafts; and that engine goes on from what the split one has computed."""
+    directory = write_checkpoint(tmp_path / "model", MODELS[name])
+    config = config_of(directory, kernels=kernels)
+    requests = kit.mixed()
+    long = kit.request("long", 200, kit.greedy(12, logprobs=3))
+    wrong = kit.Drafts(lambda ask: [(token + 1) % 256 if number == 2 else token for number, token in enumerate(right)])
+    async with Engine.open(config) as whole:
+        expected = await kit.read_all(whole, requests)
+        alone = kit.Sink()
+        said = await kit.read(whole, long, sink=alone)
+    right = said.ids[:4]
+    async with Engine.open(replace(config, tp=ranks), wrong, in_threads) as split:
+        assert split.spec == whole.spec
+        for found, wanted in zip(await kit.read_all(split, requests), expected, strict=True):
+            kit.assert_same(found, wanted)
+        blocks = [alone.blocks[number] for number in range(9)]
+        sink = kit.Sink()
+        found = await kit.read(split, long, source=kit.Source(blocks), sink=sink)
+        kit.assert_same(found, said)
+        assert found.last.cached_tokens == 9 * 16
+        cold = kit.Sink()
+        kit.assert_same(await kit.read(split, kit.renamed(long, "cold"), sink=cold), said)
+        assert split.stats().drafted > 0
+    assert len(cold.blocks) == len(alone.blocks) > 9
+    async with Engine.open(config) as whole:
+        blocks = [cold.blocks[number] for number in range(11)]
+        again = await kit.read(whole, long, source=kit.Source(blocks))
+        kit.assert_same(again, said)
+        assert again.last.cached_tokens == 11 * 16
+
+
+async def test_killed_rank_takes_its_engine_out(tmp_path, kit):
+    """Requests fail at once, as those of a worker that ends do, and new ones are refused."""
+    directory = write_checkpoint(tmp_path / "model", TinyModel())
+    async with Engine.open(config_of(directory, tp=2)) as engine:
+        request = kit.request("r", 20, kit.greedy(900))
+        stream = engine.generate(request)
+        await anext(stream)
+        os.kill(engine._runner.ranks.pids[0], signal.SIGKILL)
+        async with asyncio.timeout(5):
+            with pytest.raises(EngineClosed):
+                async for _ in stream:
+                    pass
+            await engine.lost.wait()
+        with pytest.raises(EngineClosed):
+            await kit.read(engine, kit.renamed(request, "later"))
+
+
+async def test_processes_say_the_same_and_end_with_the_engine(tmp_path, kit):
+    directory = write_checkpoint(tmp_path / "model", TinyModel())
+    async with Engine.open(config_of(directory)) as engine:
+        expected = await kit.read_all(engine, kit.mixed())
+    async with Engine.open(config_of(directory, tp=2)) as engine:
+        for found, wanted in zip(await kit.read_all(engine, kit.mixed()), expected, strict=True):
+            kit.assert_same(found, wanted)
+        (pid,) = engine._runner.ranks.pids
+        assert pid != os.getpid()
+        os.kill(pid, 0)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("heads", [range(1), range(1, 3)])
+def test_window_is_those_heads_of_the_pages(tmp_path, dtype, heads):
+    """What is stored through windows is what the pages gather, and the other way round."""
+    model = inspect(write_checkpoint(tmp_path / "model", TinyModel(heads=4, kv_heads=4))).config
+    whole, split = (PageMemory(model, 6, 16, dtype, torch.device("cpu")) for _ in range(2))
+    windows = [PageWindow(split, part) for part in (range(heads.start), heads, range(heads.stop, 4)) if part]
+    rows = torch.randn(40, 4, 16)
+    places = torch.randperm(len(whole.vectors))[:40]
+    whole.store(places, rows.flatten(1))
+    for window, part in zip(
+        windows, [part for part in (range(heads.start), heads, range(heads.stop, 4)) if part], strict=True
+    ):
+        window.store(places, rows[:, part.start : part.stop].flatten(1))
+    assert torch.equal(whole.data, split.data)
+    index = torch.tensor([12, 18, 13, 19])  # planes of two pages
+    found = PageWindow(whole, heads).gather(index, 1, 30)
+    for plane, wanted in zip(found, whole.gather(index, 1, 30), strict=True):
+        assert torch.equal(plane, wanted[:, :, heads.start : heads.stop])
+
+
+async def test_split_that_does_not_fit_is_refused(tmp_path):
+    directory = write_checkpoint(tmp_path / "model", TinyModel())
+    with pytest.raises(ConfigError, match=r"tp .*must divide the 4 attention heads"):
+        async with Engine.open(config_of(directory, tp=3)):
+            pass

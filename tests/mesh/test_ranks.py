@@ -1,0 +1,106 @@
+"""Workers whose model is split over several processes, beside others: blocks and tokens are those of one engine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import aclosing
+from dataclasses import replace
+
+import pytest
+
+from penstock.engine.config import EngineConfig
+from penstock.engine.engine import Engine
+from penstock.engine.request import Request, SamplingParams
+from penstock.testing.checkpoints import TinyModel, write_checkpoint
+from penstock.testing.mesh import MeshSetup
+
+from .conftest import TINY
+from .support import BLOCK, ask, prompt, settled, until
+
+NO_SPECIALS = dict.fromkeys(range(256, 260), -100.0)
+GREEDY = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True, logprobs=0, logit_bias=NO_SPECIALS)
+SEEDED = replace(GREEDY, temperature=0.9, top_p=0.95, seed=11)
+DEEPSEEK = TinyModel(
+    architecture="DeepseekV3ForCausalLM",
+    vocab_size=260,
+    seed=6,
+    extra={
+        "q_lora_rank": 32,
+        "kv_lora_rank": 24,
+        "qk_nope_head_dim": 12,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 16,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "n_group": 4,
+        "topk_group": 2,
+        "moe_intermediate_size": 32,
+        "first_k_dense_replace": 1,
+    },
+)
+CASES = {"prefill 2": (TINY, 2, 1), "decode 2": (TINY, 1, 2), "latent, prefill 2": (DEEPSEEK, 2, 1)}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def model(case, tmp_path_factory):
+    return write_checkpoint(tmp_path_factory.mktemp("ranks") / "model", CASES[case][0])
+
+
+@pytest.fixture(scope="module")
+async def mesh(case, model, meshes):
+    _, prefill, decode = CASES[case]
+    options = MeshSetup(
+        model=model, engine={"tp": decode, "threads": 1}, prefill_engine={"tp": prefill}, worker={"claim_s": 0}
+    )
+    async with meshes(options) as mesh:
+        yield mesh
+
+
+async def said(model, tokens: list[int], sampling: SamplingParams) -> list[int]:
+    """By one engine in one process."""
+    found: list[int] = []
+    async with Engine.open(EngineConfig(model=model, kv_pool_tokens=8192)) as engine:
+        async with aclosing(engine.generate(Request("alone", tuple(tokens), sampling))) as updates:
+            async for update in updates:
+                found += [token.token for token in update.tokens]
+    return found
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+async def test_blocks_go_from_a_split_model_to_a_whole_one_and_back(mesh, model, http, sampling, request):
+    name = request.node.callspec.id
+    first = prompt(name, 150)
+    cold = await ask(http, mesh, first, sampling, session=name)
+    assert cold.ids == await said(model, first, sampling)
+    known = len(first) + len(cold.ids) - 1
+    await settled(mesh, [*first, *cold.ids][: known // BLOCK * BLOCK])
+    second = [*first, *cold.ids, *prompt("more", 100)]
+    warm = await ask(http, mesh, second, sampling, session=name)
+    assert warm.ids == await said(model, second, sampling)
+    assert warm.cached == known // BLOCK * BLOCK
+    assert len({worker.engine.spec for worker in mesh.workers}) == 1
+
+
+async def test_stream_outlives_a_killed_rank(meshes, http, tiny):
+    """Its worker leaves, and another one goes on."""
+    options = MeshSetup(model=tiny, aggregated=True, decode=2, engine={"tp": 2, "threads": 1})
+    long = replace(GREEDY, max_tokens=400)
+    async with meshes(options) as mesh:
+        text = prompt("outlives", 50)
+        running = asyncio.create_task(ask(http, mesh, text, long))
+        engines = [worker.engine for worker in mesh.workers]
+        await until(lambda: any(engine.stats().generated_tokens > 20 for engine in engines), "a stream")
+        [busy] = [served for served in mesh.decode if served.worker.engine.stats().running]
+        assert not running.done()
+        os.kill(busy.worker.engine._runner.ranks.pids[0], signal.SIGKILL)
+        async with asyncio.timeout(30):
+            await busy.worker.engine.lost.wait()
+            await busy.done.wait()
+            assert (await running).ids == await said(tiny, text, long)
