@@ -228,10 +228,9 @@ class Case:
         self.lengths = [length for length in LENGTHS if name != "phi3-longrope-short" or length < 60]
         self.lengths = [length + 70 if long else length for length in self.lengths]
 
-    def runner(self, dtype="float32"):
-        return Runner(
-            inspect(self.directory, self.context), EngineConfig(model=self.directory, dtype=dtype, kv_pool_tokens=1600)
-        )
+    def runner(self, dtype="float32", kv=""):
+        config = EngineConfig(model=self.directory, dtype=dtype, kv_dtype=kv, kv_pool_tokens=1600)
+        return Runner(inspect(self.directory, self.context), config)
 
     def prompt(self, length):
         return torch.randint(0, 256, (length,), generator=torch.Generator().manual_seed(length)).tolist()
@@ -354,6 +353,9 @@ def test_bfloat16_runs_and_stays_near(case):
     exact, rounded = (logits_of(case.runner(dtype), [run]) for dtype in ("float32", "bfloat16"))
     assert rounded.isfinite().all()
     assert torch.nn.functional.cosine_similarity(exact, rounded, dim=-1).median() > 0.98
+    assert case.runner(kv="int8").memory.layout.endswith("-scaled-v1")
+    kept = logits_of(case.runner(kv="int8"), [run])
+    assert torch.nn.functional.cosine_similarity(exact, kept, dim=-1).median() > 0.98, "KV in 8 bits"
 
 
 def parsed(architecture, **fields):
