@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from penstock.checkpoint import EMBEDDING, LayerNames, ModelConfig, layer_names
+from penstock.checkpoint import EMBEDDING, Experts, LayerNames, ModelConfig, layer_names
 from penstock.checkpoint.tensors import HEAD, needed_tensors
 from penstock.sizing.devices import PlannedSplit
 from penstock.sizing.forms import BITS_16, FLOAT32, ROWS_OF_8, NumberForm
@@ -74,14 +74,21 @@ def _share(extent: int, units: int, ranks: int) -> int:
 def slabs_of(config: ModelConfig, forms: Mapping[str, NumberForm], dtype: str) -> list[Slab]:
     """What the engine holds of a decoder whose tensors are stored as `forms`, with `dtype` as in Workload. The
     embedding is there twice where it is also the last matrix: by rows, and as a matrix to multiply by."""
-    rules, found = _Rules(config), Counter[Slab]()
+    rules, kept = _rules(config), _Kept(config, dtype)
+    alike: Counter[tuple[int, _Rule, tuple[int, ...], NumberForm]] = Counter()
     for name, shape in needed_tensors(config).items():
-        for slab in rules.slabs(name, shape, _kept(config, name, forms[name], dtype, len(shape))):
-            found[slab] += 1
+        within = _LAYER.fullmatch(name)
+        layer = int(within[1]) if within else -1 if name == EMBEDDING else config.n_layers
+        rule = rules.get(within[2] if within else name, _whole)
+        alike[layer, rule, shape, kept.form(name, forms[name], len(shape))] += 1
     if config.tied:
-        form = _kept(config, HEAD, forms[EMBEDDING], dtype, 2)
-        found[_vocabulary(config, config.n_layers, form)] += 1
-    return [replace(slab, count=slab.count * times) for slab, times in found.items()]
+        shape = (config.vocab_size, config.hidden_size)
+        alike[config.n_layers, rules[HEAD], shape, kept.form(HEAD, forms[EMBEDDING], 2)] += 1
+    return [
+        replace(slab, count=slab.count * times)
+        for (layer, rule, shape, form), times in alike.items()
+        for slab in rule(layer, shape, form)
+    ]
 
 
 def parameters(config: ModelConfig, slabs: Sequence[Slab]) -> tuple[int, int]:
@@ -96,97 +103,94 @@ def parameters(config: ModelConfig, slabs: Sequence[Slab]) -> tuple[int, int]:
     return whole - (config.vocab_size * config.hidden_size if config.tied else 0), used
 
 
-def _kept(config: ModelConfig, name: str, stored: NumberForm, dtype: str, axes: int) -> NumberForm:
-    """In memory."""
-    if name.endswith("e_score_correction_bias") or (config.norm_offset and name.endswith("norm.weight")):
-        return FLOAT32
-    if dtype == "auto":
-        return stored
-    if dtype == "float32":
-        return FLOAT32
-    names = layer_names(config)
-    made = "" if names.latent is None else names.latent.keys_values
-    rounded = axes > 1 and name != EMBEDDING and not name.endswith((f"{names.router}.weight", f"{made}.weight"))
-    return ROWS_OF_8 if dtype in ("int8", "float8") and rounded else BITS_16
+class _Kept:
+    """How tensors are kept in memory."""
 
+    def __init__(self, config: ModelConfig, dtype: str) -> None:
+        names = layer_names(config)
+        self._dtype = dtype
+        self._precise = ("e_score_correction_bias", "norm.weight") if config.norm_offset else "e_score_correction_bias"
+        made = () if names.latent is None else (f"{names.latent.keys_values}.weight",)
+        self._never_rounded = (EMBEDDING, f"{names.router}.weight", *made)
 
-def _vocabulary(config: ModelConfig, layer: int, form: NumberForm) -> Slab:
-    size = config.vocab_size
-    return Slab(layer, size, config.hidden_size, form, owner=Owner.TENSOR, row_units=size)
+    def form(self, name: str, stored: NumberForm, axes: int) -> NumberForm:
+        """Of a tensor of so many axes."""
+        if name.endswith(self._precise) or self._dtype == "float32":
+            return FLOAT32
+        if self._dtype == "auto":
+            return stored
+        rounds = self._dtype in ("int8", "float8") and axes > 1 and not name.endswith(self._never_rounded)
+        return ROWS_OF_8 if rounds else BITS_16
 
 
 _Rule = Callable[[int, tuple[int, ...], NumberForm], list[Slab]]
-"""The slabs of a tensor: its layer, shape and form."""
+"""The slabs of a tensor: of its layer, shape and form."""
+_Parts = tuple[tuple[int, int], ...]
+"""What stands one above the other in a matrix: units, and rows of each."""
 
 
-class _Rules:
-    """By names."""
+def _rules(config: ModelConfig) -> dict[str, _Rule]:
+    """By what a tensor is called, in its layer if it has one. All others are whole on each rank."""
+    names, vocabulary = layer_names(config), _rows(((config.vocab_size, 1),))
+    found = {EMBEDDING: vocabulary, HEAD: vocabulary, **_attention(config, names)}
+    found |= _block(names.gate_up, names.down, config.intermediate_size)
+    if config.experts is not None:
+        found |= _block(names.shared_gate_up, names.shared_down, config.experts.shared_size)
+        found |= _experts(names, config.experts)
+    return found
 
-    def __init__(self, config: ModelConfig) -> None:
-        self._config = config
-        self._of: dict[str, _Rule] = {}
-        names = layer_names(config)
-        self._attention(names)
-        self._divide(names.gate_up, names.down, config.intermediate_size)
-        if config.experts is not None:
-            self._divide(names.shared_gate_up, names.shared_down, config.experts.shared_size)
-            self._experts(names, config.experts.count, config.experts.intermediate_size)
 
-    def slabs(self, name: str, shape: tuple[int, ...], form: NumberForm) -> list[Slab]:
-        """Of one tensor."""
-        config, within = self._config, _LAYER.fullmatch(name)
-        if within is None:
-            if name in (EMBEDDING, HEAD):
-                return [_vocabulary(config, -1 if name == EMBEDDING else config.n_layers, form)]
-            return _whole(config.n_layers, shape, form)
-        return self._of.get(within[2], _whole)(int(within[1]), shape, form)
+def _attention(config: ModelConfig, names: LayerNames) -> dict[str, _Rule]:
+    latent, found = config.latent, {f"{names.out}.weight": _columns(config.n_heads)}
+    queries, kept = (config.n_heads, config.head_dim), (config.n_kv_heads, config.head_dim)
+    cuts: dict[str, _Parts]
+    if latent is not None and names.latent is not None:
+        asks = names.qkv[0] if latent.query_rank is None else names.latent.query
+        cuts = {asks: (queries,), names.latent.keys_values: ((config.n_heads, latent.plain_dim + latent.value_dim),)}
+    elif len(names.qkv) == 1:
+        cuts = {names.qkv[0]: (queries, kept, kept)}
+    else:
+        cuts = {name: (part,) for name, part in zip(names.qkv, (queries, kept, kept), strict=True)}
+    for name, parts in cuts.items():
+        found |= {f"{name}.weight": _rows(parts), f"{name}.bias": _bias(parts)}
+    return found
 
-    def _attention(self, names: LayerNames) -> None:
-        config, latent = self._config, self._config.latent
-        queries, kept = (config.n_heads, config.head_dim), (config.n_kv_heads, config.head_dim)
-        if latent is not None and names.latent is not None:
-            asks = names.qkv[0] if latent.query_rank is None else names.latent.query
-            self._cut_rows(asks, (queries,))
-            self._cut_rows(names.latent.keys_values, ((config.n_heads, latent.plain_dim + latent.value_dim),))
-        elif len(names.qkv) == 1:
-            self._cut_rows(names.qkv[0], (queries, kept, kept))
-        else:
-            for name, units in zip(names.qkv, (queries, kept, kept), strict=True):
-                self._cut_rows(name, (units,))
-        self._cut_columns(names.out, config.n_heads, Owner.TENSOR)
 
-    def _divide(self, gate_up: tuple[str, ...], down: str, inner: int) -> None:
-        for name in gate_up:
-            self._cut_rows(name, ((inner, 2 // len(gate_up)),))
-        self._cut_columns(down, inner, Owner.TENSOR)
+def _block(gate_up: tuple[str, ...], down: str, inner: int) -> dict[str, _Rule]:
+    """A feed-forward block that all tokens go through."""
+    parts = ((inner, 2 // len(gate_up)),)
+    found: dict[str, _Rule] = {f"{down}.weight": _columns(inner)}
+    for name in gate_up:
+        found |= {f"{name}.weight": _rows(parts), f"{name}.bias": _bias(parts)}
+    return found
 
-    def _experts(self, names: LayerNames, count: int, inner: int) -> None:
-        if names.all_gate_up is not None and names.all_down is not None:
-            self._of[names.all_gate_up], self._of[names.all_down] = _stacked_gates(inner), _stacked_downs(inner)
-            return
-        for expert in range(count):
-            for name in names.expert_gate_up:
-                self._cut_rows(name.format(expert), ((inner, 1),), Owner.EXPERT)
-            self._cut_columns(names.expert_down.format(expert), inner, Owner.EXPERT)
 
-    def _cut_rows(self, name: str, parts: tuple[tuple[int, int], ...], owner: Owner = Owner.TENSOR) -> None:
-        """`parts`, one above the other: units, and rows of each."""
+def _experts(names: LayerNames, experts: Experts) -> dict[str, _Rule]:
+    inner = experts.intermediate_size
+    if names.all_gate_up is not None and names.all_down is not None:
+        return {names.all_gate_up: _all_gates(inner), names.all_down: _all_downs(inner)}
+    rows, columns = _rows(((inner, 1),), Owner.EXPERT), _columns(inner, Owner.EXPERT)
+    found: dict[str, _Rule] = {}
+    for expert in range(experts.count):
+        found |= {f"{name.format(expert)}.weight": rows for name in names.expert_gate_up}
+        found[f"{names.expert_down.format(expert)}.weight"] = columns
+    return found
 
-        def rows(layer: int, shape: tuple[int, ...], form: NumberForm) -> list[Slab]:
-            return [
-                Slab(layer, units * height, shape[1], form, owner=owner, row_units=units) for units, height in parts
-            ]
 
-        def bias(layer: int, shape: tuple[int, ...], form: NumberForm) -> list[Slab]:
-            return [Slab(layer, 1, units * height, form, owner=owner, column_units=units) for units, height in parts]
+def _rows(parts: _Parts, owner: Owner = Owner.TENSOR) -> _Rule:
+    return lambda layer, shape, form: [
+        Slab(layer, units * height, shape[1], form, owner=owner, row_units=units) for units, height in parts
+    ]
 
-        self._of[f"{name}.weight"], self._of[f"{name}.bias"] = rows, bias
 
-    def _cut_columns(self, name: str, units: int, owner: Owner) -> None:
-        def columns(layer: int, shape: tuple[int, ...], form: NumberForm) -> list[Slab]:
-            return [Slab(layer, shape[0], shape[1], form, owner=owner, column_units=units)]
+def _bias(parts: _Parts) -> _Rule:
+    return lambda layer, shape, form: [
+        Slab(layer, 1, units * height, form, owner=Owner.TENSOR, column_units=units) for units, height in parts
+    ]
 
-        self._of[f"{name}.weight"] = columns
+
+def _columns(units: int, owner: Owner = Owner.TENSOR) -> _Rule:
+    return lambda layer, shape, form: [Slab(layer, shape[0], shape[1], form, owner=owner, column_units=units)]
 
 
 def _whole(layer: int, shape: tuple[int, ...], form: NumberForm) -> list[Slab]:
@@ -194,14 +198,14 @@ def _whole(layer: int, shape: tuple[int, ...], form: NumberForm) -> list[Slab]:
     return [Slab(layer, rows, columns, form)]
 
 
-def _stacked_gates(inner: int) -> _Rule:
+def _all_gates(inner: int) -> _Rule:
     """Of the tensor [experts, in, out] that has all gates and ups: each expert's as [out, in]."""
     return lambda layer, shape, form: [
         Slab(layer, shape[2], shape[1], form, count=shape[0], owner=Owner.EXPERT, row_units=inner)
     ]
 
 
-def _stacked_downs(inner: int) -> _Rule:
+def _all_downs(inner: int) -> _Rule:
     """Of the one that has all downs."""
     return lambda layer, shape, form: [
         Slab(layer, shape[2], shape[1], form, count=shape[0], owner=Owner.EXPERT, column_units=inner)
