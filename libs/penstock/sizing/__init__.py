@@ -3,7 +3,7 @@
 Arithmetic over config.json and, where they are there, the index and the headers of a checkpoint; no weights, no torch.
 """
 
-from penstock.sizing.choosing import Sized, Sizing, size
+from penstock.sizing.choosing import Sized, Sizing, enough, size
 from penstock.sizing.devices import DeviceKind, PlannedSplit, Workload
 from penstock.sizing.ranks import StageRank
 from penstock.sizing.rates import DecodeRate
@@ -19,5 +19,6 @@ __all__ = [
     "StageRank",
     "Workload",
     "describe",
+    "enough",
     "size",
 ]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.checkpoint import ModelConfig
 from penstock.engine.config import kv_token_bytes
 from penstock.runtime.config import ConfigError
-from penstock.sizing.devices import DeviceKind, PlannedSplit, Workload
+from penstock.sizing.devices import MOST_DEVICES, DeviceKind, PlannedSplit, Workload
 from penstock.sizing.ranks import StageRank, alive_tokens, misfit, stage_ranks
 from penstock.sizing.rates import DecodeRate, decode_rate
 from penstock.sizing.slabs import Slab, parameters, slabs_of
@@ -108,6 +108,27 @@ def size(
         kv_alive=kv_token_bytes(work.kv_dtype, alive_tokens(config, layers, work.context), config.kv),
         ways=tuple(sorted((_sized(model, slabs, split, devices, work) for split in splits), key=_worse)),
     )
+
+
+def enough(
+    model: Described,
+    devices: DeviceKind,
+    work: Workload,
+    *,
+    tensor: int = 0,
+    pipeline: int = 0,
+    expert: int = 0,
+) -> Sized | None:
+    """The best way on the fewest such devices that hold all streams: twice as many as `devices`, four times, ... None:
+    none is found up to 64 times."""
+    for times in (2, 4, 8, 16, 32, 64):
+        if devices.gpus * times > MOST_DEVICES:
+            break
+        more = replace(devices, gpus=devices.gpus * times)
+        best = size(model, more, work, tensor=tensor, pipeline=pipeline, expert=expert).ways[0]
+        if best.fits:
+            return best
+    return None
 
 
 def _worse(one: Sized) -> tuple[float, ...]:

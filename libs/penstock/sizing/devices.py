@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from penstock.engine.config import DTYPES, KV_DTYPES
 from penstock.runtime.config import ConfigError, at_least, more_than, one_of
 
-_MOST_DEVICES = 4096
+MOST_DEVICES = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +31,8 @@ class DeviceKind:
     def __post_init__(self) -> None:
         at_least(self, 1, "gpus", "gpu_memory", "bandwidth", "host_gpus")
         at_least(self, 0, "reserve", "sync_us")
-        if self.gpus > _MOST_DEVICES:
-            raise ConfigError("gpus", self.gpus, f"must be {_MOST_DEVICES} or less")
+        if self.gpus > MOST_DEVICES:
+            raise ConfigError("gpus", self.gpus, f"must be {MOST_DEVICES} or less")
         if self.reserve >= self.gpu_memory:
             raise ConfigError("reserve", self.reserve, f"must be less than gpu_memory, {self.gpu_memory}")
 

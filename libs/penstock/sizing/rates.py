@@ -17,6 +17,8 @@ class DecodeRate:
     """Of one worker, at most: computing, sampling and starting kernels are taken to cost nothing."""
 
     streams: int
+    batch: int
+    """Of these, those that a step computes at a time."""
     weights_read: int
     """Bytes of weights that a rank of the slowest stage reads in a step."""
     kv_read: int
@@ -51,7 +53,7 @@ def decode_rate(
         reads.append((weights, kv))
         seconds.append((weights + kv) / devices.bandwidth + _waits(config, split, rank.layers) * devices.sync_us / 1e6)
     slowest = max(range(len(seconds)), key=seconds.__getitem__)
-    return DecodeRate(streams, *reads[slowest], max(sum(seconds), batches * seconds[slowest]))
+    return DecodeRate(streams, batch, *reads[slowest], max(sum(seconds), batches * seconds[slowest]))
 
 
 def weights_read(config: ModelConfig, slabs: Sequence[Slab], split: PlannedSplit, layers: range, batch: int) -> int:

@@ -33,6 +33,8 @@ INDEX = "model.safetensors.index.json"
 _MOST_EXPERTS = 1_000_000
 """Of all layers together: what is described by a config.json alone may be anything."""
 _PREFIX = "language_model."
+_SHAPE_BYTES = 16
+"""A matrix in groups of int4 has its shape beside it, two int64."""
 _DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
 
@@ -73,8 +75,12 @@ def describe(model: Path) -> Described:
         config = replace(config, tied=False)
     plain = plain_form(_stored_dtype(file, values))
     form_of = _form_of(file, values, config, quantisation, plain=plain, names=names, index=index)
-    forms = {name: form_of(name, shape) for name, shape in needed_tensors(config).items()}
-    decoder = _stored(forms, config, quantisation)
+    forms, decoder = {}, 0
+    for name, shape in needed_tensors(config).items():
+        forms[name] = form = form_of(name, shape)
+        decoder += form.nbytes(math.prod(shape[:-1]), shape[-1]) + (
+            _SHAPE_BYTES if form.quantised and form.bits == 4 else 0
+        )
     pictures = picture_numbers(Reader(file, whole), config.architecture, config.hidden_size) * plain.bits // 8
     if total is not None and pictures and not config.predictors:
         pictures = max(0, total - decoder)
@@ -192,13 +198,3 @@ def _meant(file: Path, key: str, given: str) -> Callable[[str], object]:
         raise CheckpointError(
             file, f"quantization_config: ignore has {given!r}, no regular expression: {error}"
         ) from None
-
-
-def _stored(forms: Mapping[str, NumberForm], config: ModelConfig, quantisation: Quantisation | None) -> int:
-    """Bytes of the decoder on disk. A matrix in groups of int4 also has its shape there, two int64."""
-    total = 0
-    for name, shape in needed_tensors(config).items():
-        form = forms[name]
-        rows, columns = (math.prod(shape[:-1]), shape[-1])
-        total += form.nbytes(rows, columns) + 16 * (form.quantised and form.bits == 4)
-    return total

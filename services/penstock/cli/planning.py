@@ -13,7 +13,7 @@ from penstock.checkpoint import EMBEDDING, CheckpointError
 from penstock.engine.config import EngineSettings
 from penstock.models import NAMES, embedded
 from penstock.runtime.config import ConfigError, Size
-from penstock.sizing import Described, DeviceKind, Sized, Sizing, StageRank, Workload, describe, size
+from penstock.sizing import Described, DeviceKind, Sized, Sizing, StageRank, Workload, describe, enough, size
 
 app = App(name="plan", help="Sizes a model for GPUs, before any of them is there.")
 _GIB = 1 << 30
@@ -88,11 +88,16 @@ def plan(
         kv_dtype=kv_dtype or ("float32" if dtype == "float32" else "bfloat16"),
     )
     found = size(described, devices, work, tensor=tp, pipeline=pp, expert=ep)
+    fits = found.ways[0].fits
+    more = None if fits else enough(described, devices, work, tensor=tp, pipeline=pp, expert=ep)
     if json:
-        print(dumps(_plain(described, devices, work, found), indent=2))
+        plain = _plain(described, devices, work, found)
+        print(dumps({**plain, "enough": None if more is None else _plain_way(more)}, indent=2))
     else:
         print("\n".join(_lines(described, devices, work, found)))
-    return 0 if found.ways[0].fits else 1
+        if not fits:
+            print(_advice(more, found.ways[0]))
+    return 0 if fits else 1
 
 
 def _described(model: str) -> Described:
@@ -163,6 +168,7 @@ def _plain_way(way: Sized) -> dict[str, Any]:
         "tokens_per_s_alone": way.alone.tokens_per_s,
         "tokens_per_s_stream": 1 / way.together.step_s,
         "tokens_per_s": way.tokens_per_s,
+        "batch": way.together.batch,
         "weights_read": way.together.weights_read,
         "kv_read": way.together.kv_read,
     }
@@ -170,9 +176,9 @@ def _plain_way(way: Sized) -> dict[str, Any]:
 
 def _lines(model: Described, devices: DeviceKind, work: Workload, found: Sizing) -> Iterator[str]:
     best, config = found.ways[0], model.config
-    numbers = f"{found.parameters / 1e9:.2f} billion parameters in the decoder, {found.used / 1e9:.2f} used by a token"
+    numbers = f"{_numbers(found.parameters)} parameters in the decoder, {_numbers(found.used)} used by a token"
     how = f", {model.quantisation.kind}" if model.quantisation else ""
-    yield (f"{config.architecture}: {numbers}; {model.stored_bytes / 1e9:.1f} GB on disk{how} ({_SAYS[model.by]})")
+    yield (f"{config.architecture}: {numbers}; {_decimal(model.stored_bytes)} on disk{how} ({_SAYS[model.by]})")
     yield (
         f"{_counted(devices.gpus, 'GPU')} of {_gib(devices.gpu_memory)}, {devices.bandwidth / 1e9:.0f} GB/s each; "
         f"{_counted(work.streams, 'stream')} of {work.context} tokens; weights {work.dtype}, KV {work.kv_dtype}"
@@ -183,8 +189,8 @@ def _lines(model: Described, devices: DeviceKind, work: Workload, found: Sizing)
     yield from _recommended(best, devices)
     if len(found.ways) > 1:
         yield ""
-        heads = ["", "workers", "weights", "left for KV", "KV tokens", "alone", "all streams"]
-        yield from _table(heads, map(_row, found.ways[1 : 1 + _SHOWN]))
+        heads = ["", "workers", "weights", "left for KV", "KV tokens", "holds", "alone", "all streams"]
+        yield from _table(heads, map(_row, _next_best(found.ways)))
     if model.quantisation is not None and work.dtype == "auto":
         yield ""
         yield "Quantised matrices are counted as they are stored; --dtype bfloat16 counts them unpacked."
@@ -192,7 +198,7 @@ def _lines(model: Described, devices: DeviceKind, work: Workload, found: Sizing)
 
 def _recommended(best: Sized, devices: DeviceKind) -> Iterator[str]:
     verdict = "" if best.fits else f"; holds {best.held} of {_counted(best.wanted, 'stream')}"
-    yield f"{_name(best)}: {_counted(best.workers, 'worker')} of {_counted(best.split.ranks, 'rank')}{verdict}"
+    yield f"{_name(best)}: {_workers(best)}{verdict}"
     heads = ["ranks", "layers", "weights", "(experts)", "(pictures)", "activations", "reserve", "left for KV"]
     rows = (_stage(best, number, rank, devices) for number, rank in enumerate(best.ranks))
     yield from _table([*heads, "KV of a token", "KV tokens"], rows)
@@ -205,8 +211,22 @@ def _recommended(best: Sized, devices: DeviceKind) -> Iterator[str]:
         f"At most {best.alone.tokens_per_s:.0f} tokens/s for one stream alone; {1 / best.together.step_s:.0f} for each "
         f"and {best.tokens_per_s:.0f} for all of {_counted(best.wanted, 'stream')}"
     )
-    weights, kv = best.together.weights_read / 1e9, best.together.kv_read / 1e9
-    yield f"A rank reads {weights:.2f} GB of weights and {kv:.2f} GB of KV in a step of {best.streams}"
+    weights, kv = _decimal(best.together.weights_read), _decimal(best.together.kv_read)
+    slow = " of the slowest stage" if best.split.pipeline > 1 else ""
+    batch = _counted(best.together.batch, "stream")
+    yield f"A rank{slow} reads {weights} of weights and {kv} of KV in a step, of {batch} at a time"
+
+
+def _advice(more: Sized | None, best: Sized) -> str:
+    what = "They do not all fit" if best.held else "They do not fit"
+    if more is None:
+        return f"\n{what}, on 64 times as many GPUs either: give a shorter --context, or GPUs with more memory"
+    gpus = more.workers * more.split.ranks
+    return f"\n{what}; {gpus} such GPUs hold {_counted(more.wanted, 'stream')}: {_name(more)}, {_workers(more)}"
+
+
+def _workers(way: Sized) -> str:
+    return f"{_counted(way.workers, 'worker')} of {_counted(way.split.ranks, 'rank')}"
 
 
 def _stage(way: Sized, number: int, rank: StageRank, devices: DeviceKind) -> list[str]:
@@ -221,6 +241,14 @@ def _stage(way: Sized, number: int, rank: StageRank, devices: DeviceKind) -> lis
     ]
 
 
+def _next_best(ways: Sequence[Sized]) -> Sequence[Sized]:
+    """Of ways that differ in how experts are divided alone, the best."""
+    found: dict[tuple[int, int, int], Sized] = {}
+    for way in ways:
+        found.setdefault((way.split.tensor, way.split.pipeline, way.split.group), way)
+    return list(found.values())[1 : 1 + _SHOWN]
+
+
 def _row(way: Sized) -> list[str]:
     tightest = min(way.ranks, key=lambda rank: rank.room)
     return [
@@ -228,6 +256,7 @@ def _row(way: Sized) -> list[str]:
         str(way.workers),
         *map(_gib, (tightest.weights, tightest.room)),
         str(way.kv_tokens),
+        _counted(way.held, "stream"),
         f"{way.alone.tokens_per_s:.0f}/s",
         f"{way.tokens_per_s:.0f}/s",
     ]
@@ -242,6 +271,14 @@ def _table(heads: Sequence[str], rows: Iterator[list[str]]) -> Iterator[str]:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         yield "  " + "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+
+
+def _numbers(count: int) -> str:
+    return f"{count / 1e9:.2f} billion" if count >= 10**9 else f"{count / 1e6:.2f} million"
+
+
+def _decimal(nbytes: float) -> str:
+    return f"{nbytes / 1e9:.2f} GB" if nbytes >= 10**8 else f"{nbytes / 1e6:.2f} MB"
 
 
 def _gib(nbytes: int) -> str:

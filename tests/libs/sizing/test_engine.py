@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from penstock.checkpoint import inspect
+from penstock.checkpoint.files import read_object
 from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
 from penstock.engine.forward.runner import Runner
@@ -103,3 +107,20 @@ async def test_int8_takes_what_is_planned() -> None:
         model = engine.checkpoint.config
         others = (2 * model.n_layers + 1 + model.vocab_size) * model.hidden_size * 2
         assert rank.weights == engine.stats().weights_bytes + others
+
+
+def test_quantised_checkpoints_are_unpacked(tmp_path: Path) -> None:
+    """In float8 on disk, and as large as bfloat16 in memory."""
+    directory = write_checkpoint(tmp_path / "model", FAMILIES["deepseek"])
+    stored = load_file(directory / "model.safetensors")
+    for name in [name for name in stored if ".experts." in name]:
+        stored[name] = stored[name].to(torch.float8_e4m3fn)
+        stored[f"{name}_scale_inv"] = torch.ones(1, 1)
+    save_file(stored, directory / "model.safetensors")
+    values = read_object(directory / "config.json")
+    settings = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
+    (directory / "config.json").write_text(json.dumps({**values, "quantization_config": settings}))
+    config = EngineConfig(model=directory, dtype="bfloat16", kernels=False, kv_pool_tokens=64)
+    taken = held(Runner(inspect(directory), config))
+    assert taken == planned(directory, "bfloat16", "bfloat16").ranks[0].weights
+    assert taken != planned(directory, "auto", "bfloat16").ranks[0].weights
