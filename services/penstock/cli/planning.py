@@ -19,7 +19,9 @@ app = App(name="plan", help="Sizes a model for GPUs, before any of them is there
 _GIB = 1 << 30
 _SHOWN = 8
 """Other splits in the table."""
-_ANYTHING = 0
+_Chosen = Annotated[int, Parameter(show_default=False)]
+"""0: by the command itself."""
+_Bandwidth = Annotated[Size, Parameter(show_default=lambda size: f"{size / 10**12:g}TB")]
 _SAYS = {"headers": "its files of weights say", "index": "its index says", "config": "its config.json says"}
 
 
@@ -27,20 +29,20 @@ _SAYS = {"headers": "its files of weights say", "index": "its index says", "conf
 def plan(
     model: str,
     *,
-    gpus: int = 0,
+    gpus: _Chosen = 0,
     gpu_memory: Size = 80 * _GIB,
-    bandwidth: Size = 3_350 * 10**9,
+    bandwidth: _Bandwidth = 3_350 * 10**9,
     reserve: Size = _GIB,
     host_gpus: int = 8,
     sync_us: float = 10.0,
-    context: int = 0,
+    context: _Chosen = 0,
     streams: int = 1,
     batch_tokens: int = EngineSettings().max_batch_tokens,
-    tp: int = _ANYTHING,
-    pp: int = _ANYTHING,
-    ep: int = _ANYTHING,
+    tp: _Chosen = 0,
+    pp: _Chosen = 0,
+    ep: _Chosen = 0,
     dtype: str = "auto",
-    kv_dtype: str = "",
+    kv_dtype: Annotated[str, Parameter(show_default=False)] = "",
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
     """Says what a model takes on each GPU and how fast it can decode, from its config.json alone: weights, KV, what
