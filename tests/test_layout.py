@@ -30,6 +30,7 @@ def test_penstock_is_a_namespace_over_three_roots() -> None:
         "penstock.picker",
         "penstock.cli",
         "penstock.checkpoint",
+        "penstock.sizing",
         "penstock.models",
     ],
 )

@@ -139,8 +139,8 @@ def _rope(settings: Reader, kind: Any, theta: float, original: int) -> Rope:
         return Rope(kind, theta, factor)
     if kind == "llama3":
         low, high = settings.number("low_freq_factor"), settings.number("high_freq_factor")
-        if low >= high:
-            raise settings.fail(f"low_freq_factor {low} must be below high_freq_factor {high}")
+        if low > high:
+            raise settings.fail(f"low_freq_factor {low} must not be above high_freq_factor {high}")
         return Rope(kind, theta, factor, original, low, high)
     return Rope(
         kind,

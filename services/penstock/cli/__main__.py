@@ -41,6 +41,7 @@ def make_app() -> App:
     app.command("penstock.gateway.accounts.commands:app", name="keys", help="Adds, lists and revokes API keys.")
     certificates = "Makes the certificates by which the members of a mesh know each other."
     app.command("penstock.cli.authority:app", name="ca", help=certificates)
+    app.command("penstock.cli.planning:app", name="plan", help="Sizes a model for GPUs, before any of them is there.")
     app.command("penstock.cli.ctl:app", name="ctl", help="Shows what a mesh does and why, and changes it.")
     app.command(
         _service("scale", "Has as many workers of each role there as targets need.", module="penstock.cli.scale")

@@ -163,6 +163,7 @@ CASES = {
         "Llama4",
         {**LLAMA_4, "rope_parameters": LLAMA3, "attn_temperature_tuning": False, "no_rope_layers": [0, 1, 1, 1]},
     ),
+    "llama4-sharply-scaled": ("Llama4", {**LLAMA_4, "rope_parameters": {**LLAMA3, "high_freq_factor": 1.0}}),
     "kimi-text-part": ("DeepseekV3", {**LATENT, "with_pictures": "kimi"}),
     "llama4-text-part": ("Llama4", {**LLAMA_4, "with_pictures": "llama"}),
     "phi3": ("Phi3", {"sliding_window": 40}),

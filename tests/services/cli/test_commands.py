@@ -58,6 +58,7 @@ def test_help_names_every_command() -> None:
         "ctl",
         "scale",
         "models",
+        "plan",
         "gateway",
         "router",
         "prefill",

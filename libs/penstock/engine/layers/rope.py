@@ -59,10 +59,11 @@ def frequencies(rope: Rope, dim: int) -> Tensor:
 
 
 def _llama3(rope: Rope, plain: Tensor) -> Tensor:
-    """Long wavelengths are stretched by `factor`, short ones kept, those between blended."""
+    """Long wavelengths are stretched by `factor`, short ones kept, those between blended; where the two factors are
+    one (Llama 4 Scout), there is nothing between."""
     wavelength = 2 * math.pi / plain
     low, high = rope.low_freq_factor, rope.high_freq_factor
-    kept = ((rope.original_max_positions / wavelength - low) / (high - low)).clamp(0.0, 1.0)
+    kept = ((rope.original_max_positions / wavelength - low) / (high - low or 1e-9)).clamp(0.0, 1.0)
     return (1 - kept) * plain / rope.factor + kept * plain
 
 

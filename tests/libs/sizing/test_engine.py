@@ -1,0 +1,126 @@
+"""What is planned is what an engine takes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from penstock.checkpoint import inspect
+from penstock.checkpoint.files import read_object
+from penstock.engine.config import EngineConfig
+from penstock.engine.engine import Engine
+from penstock.engine.forward.runner import Runner
+from penstock.models import embedded
+from penstock.sizing import DeviceKind, Sized, Workload, describe, size
+from penstock.testing.checkpoints import TinyModel, write_checkpoint
+
+DEVICE = DeviceKind(gpu_memory=1 << 30, bandwidth=10**9, reserve=0, host_gpus=8, sync_us=0)
+FAMILIES = {
+    "llama": TinyModel(),
+    "tied": TinyModel(tied=True),
+    "mixtral": TinyModel("MixtralForCausalLM", extra={"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "gemma": TinyModel("Gemma2ForCausalLM", tied=True, extra={"sliding_window": 32}),
+    "deepseek": TinyModel(
+        "DeepseekV3ForCausalLM",
+        extra={
+            "q_lora_rank": 24,
+            "kv_lora_rank": 32,
+            "qk_nope_head_dim": 16,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 16,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "n_group": 2,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+        },
+    ),
+    "llama4": TinyModel(
+        "Llama4ForCausalLM",
+        layers=4,
+        extra={"intermediate_size_mlp": 64, "num_local_experts": 4, "attention_chunk_size": 32},
+    ),
+}
+
+
+def planned(directory: Path, dtype: str, kv_dtype: str) -> Sized:
+    model = describe(directory)
+    demand = Workload(context=model.config.max_positions, streams=1, batch_tokens=512, dtype=dtype, kv_dtype=kv_dtype)
+    return size(model, DEVICE, demand).ways[0]
+
+
+def tensors(value: object) -> Iterator[Tensor]:
+    """All that a structure of weights holds."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from tensors(each)
+    elif is_dataclass(value):
+        for field in fields(value):
+            yield from tensors(getattr(value, field.name))
+
+
+def held(runner: Runner) -> int:
+    """Bytes of the weights that torch computes with."""
+    weights = runner.decoder._weights
+    table = weights.embedding._table
+    assert isinstance(table, Tensor)
+    return sum(tensor.nbytes for tensor in tensors(weights)) + table.nbytes
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_rank_holds_what_torch_does(name: str, dtype: str, tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path / name, FAMILIES[name])
+    runner = Runner(inspect(directory), EngineConfig(model=directory, dtype=dtype, kernels=False, kv_pool_tokens=64))
+    (rank,) = planned(directory, dtype, dtype).ranks
+    assert rank.weights == held(runner)
+    assert rank.kv_token * runner.memory.block_size == runner.memory.block_bytes
+
+
+@pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16", "int8"])
+async def test_the_embedded_model_takes_what_is_planned(kv_dtype: str) -> None:
+    directory = embedded("penstock-mini")
+    config = EngineConfig(model=directory, dtype="bfloat16", weights="plain", kv_dtype=kv_dtype, kv_pool_tokens=1024)
+    (rank,) = planned(directory, "bfloat16", kv_dtype).ranks
+    async with Engine.open(config) as engine:
+        assert rank.kv_token * config.block_size == engine.spec.block_bytes
+        model = engine.checkpoint.config
+        norms = (2 * model.n_layers + 1) * model.hidden_size * 2
+        table = model.vocab_size * model.hidden_size * 2  # stays in its file
+        assert rank.weights == engine.stats().weights_bytes + norms + table
+
+
+async def test_int8_takes_what_is_planned() -> None:
+    directory = embedded("penstock-mini")
+    (rank,) = planned(directory, "int8", "bfloat16").ranks
+    async with Engine.open(EngineConfig(model=directory, dtype="int8", kv_pool_tokens=1024)) as engine:
+        model = engine.checkpoint.config
+        others = (2 * model.n_layers + 1 + model.vocab_size) * model.hidden_size * 2
+        assert rank.weights == engine.stats().weights_bytes + others
+
+
+def test_quantised_checkpoints_are_unpacked(tmp_path: Path) -> None:
+    """In float8 on disk, and as large as bfloat16 in memory."""
+    directory = write_checkpoint(tmp_path / "model", FAMILIES["deepseek"])
+    stored = load_file(directory / "model.safetensors")
+    for name in [name for name in stored if ".experts." in name]:
+        stored[name] = stored[name].to(torch.float8_e4m3fn)
+        stored[f"{name}_scale_inv"] = torch.ones(1, 1)
+    save_file(stored, directory / "model.safetensors")
+    values = read_object(directory / "config.json")
+    settings = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
+    (directory / "config.json").write_text(json.dumps({**values, "quantization_config": settings}))
+    config = EngineConfig(model=directory, dtype="bfloat16", kernels=False, kv_pool_tokens=64)
+    taken = held(Runner(inspect(directory), config))
+    assert taken == planned(directory, "bfloat16", "bfloat16").ranks[0].weights
+    assert taken != planned(directory, "auto", "bfloat16").ranks[0].weights
