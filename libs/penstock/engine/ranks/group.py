@@ -20,7 +20,7 @@ TIMEOUT_S = 60.0
 """Seconds that a rank waits for the others in a step: they all compute as much."""
 
 
-class Group(Protocol):
+class RankGroup(Protocol):
     """The ranks of one engine. All call the same functions in the same order. Each raises RankLost when a rank has
     ended, or does not answer in time."""
 

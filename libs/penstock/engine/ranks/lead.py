@@ -24,8 +24,8 @@ from penstock.engine.config import EngineConfig
 from penstock.engine.errors import RankLost
 from penstock.engine.kernels.cpu.build import NotBuilt
 from penstock.engine.kernels.cpu.meeting import SharedGroup
-from penstock.engine.ranks.group import Group, TorchGroup, shared_layout, shared_room
-from penstock.engine.ranks.messages import Setup, SharedMemory, Teller, receive, send, settings_of
+from penstock.engine.ranks.group import RankGroup, TorchGroup, shared_layout, shared_room
+from penstock.engine.ranks.messages import Setup, SharedMemory, StepTeller, receive, send, settings_of
 from penstock.engine.ranks.window import PageWindow
 from penstock.engine.step.batch import Rows
 from penstock.engine.step.memory import PageMemory
@@ -73,11 +73,11 @@ class Lead:
         self.checkpoint = part_of(checkpoint, 0, ranks, fingerprint)
         """What rank 0 has of the model."""
         self._columns = [len(share(whole.vocab_size, ranks, rank)) for rank in range(ranks)]
-        self._teller = Teller()
+        self._teller = StepTeller()
         self._sums: Arena | None = None
         self.shared = self._share(whole, config)
         """Where ranks add what they compute; None: by torch.distributed."""
-        self._group: Group | None = self.shared
+        self._group: RankGroup | None = self.shared
         self._lost: RankLost | None = None
         self._directory = Path(tempfile.mkdtemp(prefix="penstock-ranks-"))
         pages = SharedMemory.of(memory.arena)
@@ -126,7 +126,7 @@ class Lead:
             self._group = TorchGroup(self._meeting, 0, self._columns, torch.device("cpu"))
 
     def add(self, own: Tensor) -> Tensor:
-        """See Group."""
+        """See RankGroup."""
         assert self._group is not None
         return self._group.add(own)
 
