@@ -17,6 +17,7 @@ from penstock.checkpoint.remembered import remembered_fingerprint
 from penstock.checkpoint.rope import Rope
 from penstock.checkpoint.split import check_split, part_of
 from penstock.checkpoint.tensors import EMBEDDING, HEAD, TensorInfo
+from penstock.checkpoint.tokenizer_file import tokenizer_file
 
 __all__ = [
     "EMBEDDING",
@@ -42,5 +43,6 @@ __all__ = [
     "layer_names",
     "part_of",
     "remembered_fingerprint",
+    "tokenizer_file",
     "tokenizer_fingerprint",
 ]
