@@ -66,7 +66,7 @@ class Following:
         """Returns when all ranks are there. Raises RankLost."""
         setup = self.setup
         if self._group is None:
-            self._group = TorchGroup(setup.meeting, setup.rank, self._columns, torch.device("cpu"))
+            self._group = TorchGroup(setup.meeting, setup.rank, self._columns)
 
     def add(self, own: Tensor) -> Tensor:
         """See RankGroup."""

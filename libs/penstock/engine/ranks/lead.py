@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Protocol
 
 import msgspec
-import torch
 from torch import Tensor
 
 from penstock.checkpoint import Checkpoint, ModelConfig, part_of
@@ -34,6 +33,8 @@ from penstock.kv.bytes.arena import Arena
 _FOLLOWER = "penstock.engine.forward.following"
 _LOAD_S = 1800.0
 """Seconds that a rank may take to load its part."""
+_STEP_S = 90.0
+"""Seconds for which rank 0, which has computed its part of a step, waits for another one to be done with it."""
 _END_S = 5.0
 _log = logging.getLogger(__name__)
 
@@ -122,8 +123,9 @@ class Lead:
         """Returns when all ranks have loaded and can compute. Raises RankLost."""
         for follower in self._followers:
             follower.done()
+            follower.patience(_STEP_S)
         if self._group is None:
-            self._group = TorchGroup(self._meeting, 0, self._columns, torch.device("cpu"))
+            self._group = TorchGroup(self._meeting, 0, self._columns)
 
     def add(self, own: Tensor) -> Tensor:
         """See RankGroup."""
@@ -212,6 +214,10 @@ class _Follower:
             self.process = launch(theirs)
         with suppress(OSError):  # one that has ended at once is noticed when it should have loaded
             send(self._socket, msgspec.msgpack.encode(setup))
+
+    def patience(self, seconds: float) -> None:
+        """How long it may take from now on."""
+        self._socket.settimeout(seconds)
 
     def tell(self, message: bytes) -> None:
         """Raises RankLost."""
