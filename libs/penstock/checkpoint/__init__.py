@@ -5,7 +5,7 @@ can load or raises `CheckpointError` with the file and the reason.
 """
 
 from penstock.checkpoint.attention import KvForm, Latent, Temperature
-from penstock.checkpoint.directory import Checkpoint, Part, inspect
+from penstock.checkpoint.directory import Checkpoint, RankPart, inspect
 from penstock.checkpoint.draft_head import HEAD_EMBEDDING, HeadCheckpoint, inspect_head
 from penstock.checkpoint.errors import CheckpointError
 from penstock.checkpoint.experts import Experts
@@ -32,7 +32,7 @@ __all__ = [
     "Latent",
     "LayerNames",
     "ModelConfig",
-    "Part",
+    "RankPart",
     "Rope",
     "Temperature",
     "TensorInfo",

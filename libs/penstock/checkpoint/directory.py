@@ -27,7 +27,7 @@ from penstock.checkpoint.tokenizer_file import tokenizer_file
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RankPart:
     """What one of several processes has of a model, see split."""
 
     rank: int
@@ -54,7 +54,7 @@ class Checkpoint:
     """From generation_config.json, else config.json."""
     bos_token_id: int | None
     quantisation: Quantisation | None = None
-    part: Part | None = None
+    part: RankPart | None = None
     """None: the whole model."""
 
     @property

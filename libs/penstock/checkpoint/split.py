@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
-from penstock.checkpoint.directory import Checkpoint, Part
+from penstock.checkpoint.directory import Checkpoint, RankPart
 from penstock.checkpoint.model_config import ModelConfig
 from penstock.checkpoint.naming import layer_names
 from penstock.checkpoint.tensors import EMBEDDING, HEAD, TensorInfo
@@ -58,7 +58,7 @@ def part_of(checkpoint: Checkpoint, rank: int, ranks: int, fingerprint: str) -> 
     fingerprint is the whole model's."""
     pieces = dict(_Cut(checkpoint, rank, ranks).all())
     own = _part_config(checkpoint.config, rank, ranks)
-    return replace(checkpoint, config=own, part=Part(rank, ranks, pieces, fingerprint))
+    return replace(checkpoint, config=own, part=RankPart(rank, ranks, pieces, fingerprint))
 
 
 def _part_config(config: ModelConfig, rank: int, ranks: int) -> ModelConfig:

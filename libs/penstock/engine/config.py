@@ -39,8 +39,8 @@ class EngineSettings:
     """Processes of this host that compute the model together, each with a part of every layer (tensor parallel). It
     must divide the number of attention heads."""
     threads: int = 0
-    """Threads that compute one step; 0: one for each core of this process, fewer for a small model. `penstock up`
-    divides the cores among its workers."""
+    """Threads that compute one step, in each rank; 0: one for each core of this process, fewer for a small model.
+    `penstock up` divides the cores among its workers."""
     baton: str = "none"
     """Where workers of this host agree on turns on cores that they share: none (they take no turns), a directory in
     memory, or auto: /dev/shm/penstock-UID. On a CPU only."""

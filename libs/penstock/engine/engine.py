@@ -11,9 +11,8 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor
-from contextlib import ExitStack, asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 
 from penstock.checkpoint import Checkpoint, inspect
 from penstock.engine.checks import check_request, settled
@@ -147,42 +146,39 @@ class Engine:
         checkpoint = await asyncio.to_thread(inspect, config.model, config.max_model_len or None)
         config = settled(config, checkpoint)
         with ExitStack() as stack, Lane("engine") as lane, started_threads(_COPIERS, "load") as threads:
-            await lane.call(set_threads, config.threads)
-            runner, spec = await lane.call(load, config, checkpoint)
-            stack.callback(runner.memory.close)
-            ranks = getattr(runner, "ranks", None)
-            others = ranks if isinstance(ranks, InRanks) else None
-            if others is not None:
-                stack.callback(others.close)
-            lookup = await open_lookup(config, stack)
-            head = await lane.call(open_head, config, checkpoint, runner)
-            failure: Exception | None = None
-            async with asyncio.TaskGroup() as tasks:
-                helpers = Helpers(lane, tasks, threads, baton)
-                engine = cls(
-                    config,
-                    checkpoint,
-                    spec=spec,
-                    runner=runner,
-                    helpers=helpers,
-                    drafter=drafter,
-                    lookup=lookup,
-                    head=head,
-                )
-                tasks.create_task(engine._serve(), name="engine")
-                try:
-                    with (
-                        nullcontext()
-                        if others is None
-                        else watching(others.watched, partial(engine._lose, others.abandon))
-                    ):
-                        yield engine
-                except Exception as error:  # the caller's own: it leaves as it is, not as a group
-                    failure = error
-                finally:
-                    engine._close()
-            if failure is not None:
-                raise failure
+            async with AsyncExitStack() as ending:
+                await lane.call(set_threads, config.threads)
+                runner, spec = await lane.call(load, config, checkpoint)
+                stack.callback(runner.memory.close)
+                ranks = getattr(runner, "ranks", None)
+                others = ranks if isinstance(ranks, InRanks) else None
+                if others is not None:
+                    ending.push_async_callback(lane.call, others.close)
+                lookup = await open_lookup(config, stack)
+                head = await lane.call(open_head, config, checkpoint, runner)
+                failure: Exception | None = None
+                async with asyncio.TaskGroup() as tasks:
+                    helpers = Helpers(lane, tasks, threads, baton)
+                    engine = cls(
+                        config,
+                        checkpoint,
+                        spec=spec,
+                        runner=runner,
+                        helpers=helpers,
+                        drafter=drafter,
+                        lookup=lookup,
+                        head=head,
+                    )
+                    tasks.create_task(engine._serve(), name="engine")
+                    try:
+                        with watching(() if others is None else others.watched, lambda: engine._lose(others)):
+                            yield engine
+                    except Exception as error:  # the caller's own: it leaves as it is, not as a group
+                        failure = error
+                    finally:
+                        engine._close()
+                if failure is not None:
+                    raise failure
 
     def check(self, request: Request) -> None:
         """Raises what `generate` would raise for a request that can never run here: RequestRefused."""
@@ -328,11 +324,11 @@ class Engine:
             self._fail(outlet, EngineClosed("the engine is shutting down"))
         self._wake.set()
 
-    def _lose(self, abandon: Callable[[], None]) -> None:
+    def _lose(self, others: InRanks | None) -> None:
         """A rank has ended: live requests fail, and so do new ones."""
-        if not self._closing:
+        if others is not None and not self._closing:
             _log.error("a process that computes a part of the model has ended: this worker can't go on")
-            abandon()
+            others.abandon()
             self._close()
             self.lost.set()
 

@@ -9,6 +9,8 @@ from penstock.bench.engine.shapes import MIXED, LlamaShape, checkpoint
 from penstock.bench.engine.subjects import OURS
 from penstock.bench.large.experts import figures_of, sitting
 from penstock.bench.large.measure import measure
+from penstock.bench.large.ranks import LOADS
+from penstock.bench.large.ranks import figures_of as ranks_of
 from penstock.checkpoint import inspect
 from penstock.runtime.config import ConfigError
 
@@ -52,8 +54,15 @@ def test_every_cell_has_its_figure():
         assert cells == ["decode_b1", "decode_b8"]
 
 
+def test_ranks_are_compared_round_by_round():
+    ratio, split, whole = ranks_of(LOADS[0], [9.0, 8.0, 30.0], [10.0, 10.0, 10.0])
+    assert (ratio.id, ratio.value, ratio.goal, ratio.met) == ("tp2_vs_threads2", 0.9, 0.85, True)
+    assert (split.value, whole.value) == (9.0, 10.0)
+    assert ranks_of(LOADS[1], [1.0], [2.0])[0].met is None
+
+
 async def test_a_part_that_there_is_not_is_named():
-    with pytest.raises(ConfigError, match="part = 'exports': must be one of experts"):
+    with pytest.raises(ConfigError, match="part = 'exports': must be one of experts, ranks"):
         await measure(True, ["exports"])
 
 

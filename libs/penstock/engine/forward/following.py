@@ -22,8 +22,8 @@ from penstock.engine.errors import RankLost
 from penstock.engine.forward.model import set_threads
 from penstock.engine.forward.runner import CACHE, Runner
 from penstock.engine.kernels.cpu.meeting import SharedGroup
-from penstock.engine.ranks.group import Group, TorchGroup, shared_layout, shared_room
-from penstock.engine.ranks.messages import Listener, Setup, receive, send
+from penstock.engine.ranks.group import RankGroup, TorchGroup, shared_layout, shared_room
+from penstock.engine.ranks.messages import Setup, StepListener, receive, send
 from penstock.engine.ranks.window import PageWindow
 from penstock.engine.step.batch import Rows
 from penstock.engine.step.memory import PageMemory
@@ -60,16 +60,16 @@ class Following:
             room = shared_room(model, config)
             self._maps.append(setup.sums.mapped(shared_layout(setup.ranks, room)))
             self.shared = SharedGroup(self._maps[1].slots(), setup.rank, self._columns, room)
-        self._group: Group | None = self.shared
+        self._group: RankGroup | None = self.shared
 
     def meet(self) -> None:
         """Returns when all ranks are there. Raises RankLost."""
         setup = self.setup
         if self._group is None:
-            self._group = TorchGroup(setup.meeting, setup.rank, self._columns, torch.device("cpu"))
+            self._group = TorchGroup(setup.meeting, setup.rank, self._columns)
 
     def add(self, own: Tensor) -> Tensor:
-        """See Group."""
+        """See RankGroup."""
         assert self._group is not None
         return self._group.add(own)
 
@@ -94,7 +94,7 @@ def follow(lead: socket.socket) -> None:
         runner = Runner(place.checkpoint, place.config, place)
         send(lead, b"")
         place.meet()
-        listener = Listener()
+        listener = StepListener()
         while True:
             runs, compiled = listener.hear(receive(lead))
             with torch.inference_mode():

@@ -6,7 +6,6 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from penstock.checkpoint import ModelConfig
@@ -15,12 +14,11 @@ from penstock.engine.errors import RankLost
 from penstock.engine.kernels.cpu.meeting import SharedGroup
 from penstock.kv.bytes.arena import Layout
 
-_dist: Any = dist  # much of it has no types
 TIMEOUT_S = 60.0
 """Seconds that a rank waits for the others in a step: they all compute as much."""
 
 
-class Group(Protocol):
+class RankGroup(Protocol):
     """The ranks of one engine. All call the same functions in the same order. Each raises RankLost when a rank has
     ended, or does not answer in time."""
 
@@ -38,19 +36,22 @@ class Group(Protocol):
 
 
 class TorchGroup:
-    """By torch.distributed: gloo between processes of a CPU, NCCL between CUDA devices. The group is this object's, not
+    """By torch.distributed's gloo over the loopback device, where there are no kernels. The group is this object's, not
     the process's."""
 
-    def __init__(self, meeting: str, rank: int, columns: list[int], device: torch.device) -> None:
+    def __init__(self, meeting: str, rank: int, columns: list[int]) -> None:
         """`meeting` is a file that all ranks can reach and nobody else, `columns` are those of each rank's logits.
         Returns when all ranks are there. Raises RankLost."""
+        import torch.distributed as dist  # most workers never need it
+
+        self._dist: Any = dist  # much of it has no types
         self._rank, self._columns = rank, columns
         timeout = timedelta(seconds=TIMEOUT_S)
         ranks = len(columns)
         try:
-            store = _dist.FileStore(meeting, ranks)
+            store = self._dist.FileStore(meeting, ranks)
             store.set_timeout(timeout)
-            self._group = (_nccl if device.type == "cuda" else _gloo)(store, rank, ranks, timeout)
+            self._group = self._gloo(store, rank, ranks, timeout)
         except RuntimeError as error:
             raise RankLost(f"the ranks of the model do not find each other: {error}") from error
 
@@ -69,7 +70,7 @@ class TorchGroup:
         if own.shape[1] < widest:
             own = torch.nn.functional.pad(own, (0, widest - own.shape[1]))
         rooms = [torch.empty_like(own) for _ in self._columns] if first else []
-        options = _dist.GatherOptions()
+        options = self._dist.GatherOptions()
         options.rootRank = 0
         self._done(self._group.gather([rooms] if first else [], [own.contiguous()], options))
         if not first:
@@ -85,18 +86,12 @@ class TorchGroup:
         except RuntimeError as error:
             raise RankLost(f"a rank of the model does not answer: {error}") from error
 
-
-def _gloo(store: Any, rank: int, ranks: int, timeout: timedelta) -> Any:
-    options = _dist.ProcessGroupGloo._Options()
-    options._devices = [_dist.ProcessGroupGloo.create_device(interface="lo")]
-    options._timeout = timeout
-    return _dist.ProcessGroupGloo(store, rank, ranks, options)
-
-
-def _nccl(store: Any, rank: int, ranks: int, timeout: timedelta) -> Any:
-    options = _dist.ProcessGroupNCCL.Options()
-    options._timeout = timeout
-    return _dist.ProcessGroupNCCL(store, rank, ranks, options)
+    def _gloo(self, store: Any, rank: int, ranks: int, timeout: timedelta) -> Any:
+        kind = self._dist.ProcessGroupGloo
+        options = kind._Options()
+        options._devices = [kind.create_device(interface="lo")]
+        options._timeout = timeout
+        return kind(store, rank, ranks, options)
 
 
 def shared_room(model: ModelConfig, config: EngineConfig) -> int:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Protocol
 
 import msgspec
-import torch
 from torch import Tensor
 
 from penstock.checkpoint import Checkpoint, ModelConfig, part_of
@@ -24,8 +23,8 @@ from penstock.engine.config import EngineConfig
 from penstock.engine.errors import RankLost
 from penstock.engine.kernels.cpu.build import NotBuilt
 from penstock.engine.kernels.cpu.meeting import SharedGroup
-from penstock.engine.ranks.group import Group, TorchGroup, shared_layout, shared_room
-from penstock.engine.ranks.messages import Setup, SharedMemory, Teller, receive, send, settings_of
+from penstock.engine.ranks.group import RankGroup, TorchGroup, shared_layout, shared_room
+from penstock.engine.ranks.messages import Setup, SharedMemory, StepTeller, receive, send, settings_of
 from penstock.engine.ranks.window import PageWindow
 from penstock.engine.step.batch import Rows
 from penstock.engine.step.memory import PageMemory
@@ -34,6 +33,8 @@ from penstock.kv.bytes.arena import Arena
 _FOLLOWER = "penstock.engine.forward.following"
 _LOAD_S = 1800.0
 """Seconds that a rank may take to load its part."""
+_STEP_S = 90.0
+"""Seconds for which rank 0, which has computed its part of a step, waits for another one to be done with it."""
 _END_S = 5.0
 _log = logging.getLogger(__name__)
 
@@ -73,11 +74,11 @@ class Lead:
         self.checkpoint = part_of(checkpoint, 0, ranks, fingerprint)
         """What rank 0 has of the model."""
         self._columns = [len(share(whole.vocab_size, ranks, rank)) for rank in range(ranks)]
-        self._teller = Teller()
+        self._teller = StepTeller()
         self._sums: Arena | None = None
         self.shared = self._share(whole, config)
         """Where ranks add what they compute; None: by torch.distributed."""
-        self._group: Group | None = self.shared
+        self._group: RankGroup | None = self.shared
         self._lost: RankLost | None = None
         self._directory = Path(tempfile.mkdtemp(prefix="penstock-ranks-"))
         pages = SharedMemory.of(memory.arena)
@@ -122,11 +123,12 @@ class Lead:
         """Returns when all ranks have loaded and can compute. Raises RankLost."""
         for follower in self._followers:
             follower.done()
+            follower.patience(_STEP_S)
         if self._group is None:
-            self._group = TorchGroup(self._meeting, 0, self._columns, torch.device("cpu"))
+            self._group = TorchGroup(self._meeting, 0, self._columns)
 
     def add(self, own: Tensor) -> Tensor:
-        """See Group."""
+        """See RankGroup."""
         assert self._group is not None
         return self._group.add(own)
 
@@ -212,6 +214,10 @@ class _Follower:
             self.process = launch(theirs)
         with suppress(OSError):  # one that has ended at once is noticed when it should have loaded
             send(self._socket, msgspec.msgpack.encode(setup))
+
+    def patience(self, seconds: float) -> None:
+        """How long it may take from now on."""
+        self._socket.settimeout(seconds)
 
     def tell(self, message: bytes) -> None:
         """Raises RankLost."""

@@ -73,7 +73,7 @@ class ToldRun(msgspec.Struct, array_like=True):
     """None: as in the step before."""
 
 
-class Told(msgspec.Struct, array_like=True):
+class ToldStep(msgspec.Struct, array_like=True):
     """A step. What is sampled after it comes with the next."""
 
     runs: list[ToldRun]
@@ -101,7 +101,7 @@ class Followed:
 _Name = tuple[str, int, int]
 
 
-class Teller:
+class StepTeller:
     """Turns steps into messages. A block table is told again when it is not that of the step before."""
 
     def __init__(self) -> None:
@@ -117,15 +117,15 @@ class Teller:
             known.add(name)
             runs.append(ToldRun(run.ids, run.start, run.samples, run.table, len(run.pages), pages))
         self._known = known
-        return self._encoder.encode(Told(runs, compiled))
+        return self._encoder.encode(ToldStep(runs, compiled))
 
 
-class Listener:
+class StepListener:
     """Turns messages into steps."""
 
     def __init__(self) -> None:
         self._known: dict[_Name, list[int]] = {}
-        self._decoder = msgspec.msgpack.Decoder(Told)
+        self._decoder = msgspec.msgpack.Decoder(ToldStep)
 
     def hear(self, message: bytes | bytearray) -> tuple[list[Followed], bool]:
         """The runs of a step, and whether the kernels compute it."""

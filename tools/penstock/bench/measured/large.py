@@ -12,6 +12,9 @@ _LINES = (
         for cell, streams in (("decode_b1", "one stream"), ("decode_b8", "8 streams"))
         for engine in ("penstock", "llamacpp", "transformers")
     ),
+    Line("tp2_vs_threads2", "tokens/s of one stream: two processes of one core each : one process with two threads"),
+    Line("tp2_vs_threads2_8", "the same of 8 streams"),
+    Line("tp2_vs_threads2_prompt", "the same of a prompt of 1,024 tokens"),
 )
 
 
@@ -22,7 +25,7 @@ def section(now: Results, earlier: Results | None = None) -> str:
 
 `penstock bench large`. Experts: a Mixtral of about a thousand million random parameters in bfloat16, 16 experts of
 which a token uses two; the bare engine with two threads beside llama.cpp and transformers on the same weights, which
-take turns.
+take turns. Ranks: a Llama of 400 million, split over two processes.
 
 {figures(_LINES, now, earlier)}
 

@@ -18,7 +18,7 @@ _ALIGN = 16
 
 
 class SharedGroup:
-    """A Group of ranks with common memory. Sums are made in the order of the ranks, so all have the same."""
+    """A RankGroup of ranks with common memory. Sums are made in the order of the ranks, so all have the same."""
 
     def __init__(self, memory: memoryview, rank: int, columns: Sequence[int], room: int) -> None:
         """`memory` is of `memory_bytes`, shared and zero at first, `columns` are those of each rank's logits. Raises
@@ -43,14 +43,14 @@ class SharedGroup:
         return (1 + ranks) * _LINE + 2 * ranks * room * _FLOAT
 
     def add(self, own: Tensor) -> Tensor:
-        """See Group."""
+        """See RankGroup."""
         summed = own.float().contiguous()
         if not self._library.penstock_add(byref(self.args), summed.data_ptr(), summed.numel()):
             raise _lost()
         return summed.to(own.dtype)
 
     def gather(self, own: Tensor) -> Tensor | None:
-        """See Group."""
+        """See RankGroup."""
         rank, widest = self.args.rank, max(self._columns)
         found = own.new_empty(len(own), sum(self._columns)) if rank == 0 else None
         step = max(1, self._room // widest)

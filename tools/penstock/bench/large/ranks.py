@@ -1,0 +1,97 @@
+"""One model over two processes of one core each, beside one process with two threads, on the same weights."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+
+from penstock.bench.engine.shapes import LlamaShape, checkpoint
+from penstock.bench.engine.subjects import Places
+from penstock.bench.harness import Figure, figure, interleave
+from penstock.engine.config import EngineConfig
+from penstock.engine.engine import Engine
+from penstock.engine.request import Request, SamplingParams
+
+SHAPE = LlamaShape(
+    name="400m", layers=16, hidden=1280, heads=20, kv_heads=4, head_dim=64, intermediate=4096, vocab=48000
+)
+_GOAL = 0.85
+_SUBJECTS = {"threads2": (2, 1), "tp2": (1, 2)}
+"""Threads of each process, and processes."""
+_NUMBERS = count()
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is measured: tokens/s of streams from the step that gave the last its first token on; or of a prompt."""
+
+    id: str
+    streams: int
+    tokens: int
+    """That each stream generates; 0: its prompt is measured."""
+    prompt: int = 64
+
+
+LOADS = (Load("tp2_vs_threads2", 1, 48), Load("tp2_vs_threads2_8", 8, 24), Load("tp2_vs_threads2_prompt", 1, 0, 1024))
+
+
+async def rank_figures(quick: bool) -> Sequence[Figure]:
+    """Runs the part."""
+    model = checkpoint(SHAPE, Places.default().models)
+    found: list[Figure] = []
+    async with AsyncExitStack() as stack:
+        engines = {}
+        for name, (threads, ranks) in _SUBJECTS.items():
+            config = EngineConfig(
+                model=model, kv_pool_tokens=8192, lookup_tokens=0, draft_tokens=0, threads=threads, tp=ranks
+            )
+            engines[name] = await stack.enter_async_context(Engine.open(config))
+        for load in LOADS:
+            measures = {name: partial(rate, engine, load) for name, engine in engines.items()}
+            rates = await interleave(measures, 2 if quick else 7)
+            found += figures_of(load, rates["tp2"], rates["threads2"])
+    return found
+
+
+def figures_of(load: Load, split: Sequence[float], whole: Sequence[float]) -> list[Figure]:
+    """The ratio in each round, and both rates. The goal is one of one stream."""
+    ratios = [ours / theirs for ours, theirs in zip(split, whole, strict=True)]
+    goal = _GOAL if load is LOADS[0] else None
+    against = "one process with two threads"
+    return [
+        figure(load.id, ratios, "x", against, goal),
+        figure(f"{load.id}_split_tokens_per_s", split, "tokens/s", "two processes of one core each"),
+        figure(f"{load.id}_whole_tokens_per_s", whole, "tokens/s", against),
+    ]
+
+
+async def rate(engine: Engine, load: Load, round: int) -> float:
+    """Tokens/s."""
+    if not load.tokens:
+        begin = time.perf_counter()
+        async for _ in _stream(engine, load.prompt, 1, round):
+            pass
+        return load.prompt / (time.perf_counter() - begin)
+    seen: list[list[float]] = [[] for _ in range(load.streams)]
+
+    async def read(number: int) -> None:
+        async for tokens in _stream(engine, load.prompt, load.tokens, number):
+            seen[number] += [time.perf_counter()] * tokens
+
+    await asyncio.gather(*(read(number) for number in range(load.streams)))
+    begin, end = max(times[0] for times in seen), min(times[-1] for times in seen)
+    return sum(begin < moment <= end for times in seen for moment in times) / (end - begin)
+
+
+async def _stream(engine: Engine, prompt: int, tokens: int, seed: int) -> AsyncIterator[int]:
+    """How many tokens come at a time."""
+    ids = tuple((seed * 7919 + number * 104729) % SHAPE.vocab for number in range(prompt))
+    sampling = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
+    async with aclosing(engine.generate(Request(f"bench-{next(_NUMBERS)}", ids, sampling))) as updates:
+        async for update in updates:
+            yield len(update.tokens)
