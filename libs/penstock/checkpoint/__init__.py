@@ -4,6 +4,7 @@
 can load or raises `CheckpointError` with the file and the reason.
 """
 
+from penstock.checkpoint.adapter import AdaptedPart, AdapterCheckpoint, inspect_adapter
 from penstock.checkpoint.attention import KvForm, Latent, Temperature
 from penstock.checkpoint.directory import Checkpoint, inspect
 from penstock.checkpoint.draft_head import HEAD_EMBEDDING, HeadCheckpoint, inspect_head
@@ -21,6 +22,8 @@ __all__ = [
     "EMBEDDING",
     "HEAD_EMBEDDING",
     "SUPPORTED",
+    "AdaptedPart",
+    "AdapterCheckpoint",
     "Checkpoint",
     "CheckpointError",
     "Experts",
@@ -34,6 +37,7 @@ __all__ = [
     "TensorInfo",
     "fingerprint",
     "inspect",
+    "inspect_adapter",
     "inspect_head",
     "layer_names",
     "remembered_fingerprint",

@@ -9,7 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from penstock.checkpoint import EMBEDDING, Checkpoint, ModelConfig
+from penstock.checkpoint import EMBEDDING, AdapterCheckpoint, Checkpoint, ModelConfig
+from penstock.engine.adapters.loading import load_adapter
 from penstock.engine.checks import settled
 from penstock.engine.config import EngineConfig
 from penstock.engine.errors import EngineError
@@ -23,6 +24,7 @@ from penstock.engine.kernels.cpu.machine import Machine
 from penstock.engine.kernels.cpu.matrix import PackedMatrix
 from penstock.engine.kernels.cpu.shapes import misfit
 from penstock.engine.kernels.rounding import dequantised
+from penstock.engine.layers.adapters import AdapterWeights
 from penstock.engine.layers.embedding import Embedding, StoredTable
 from penstock.engine.layers.linear import Matrix
 from penstock.engine.layers.stacks import Stack, as_it_is
@@ -116,12 +118,18 @@ class Runner:
 
     def _build(self, model: ModelConfig, config: EngineConfig, weights: Weights, compute: torch.dtype) -> None:
         """`compute` is the type of activations."""
+        self._adapter_dtype = _WEIGHTS[config.dtype]
         place = self.memory.data.device
         self._compute, self._place = compute, place
         self.decoder = Decoder(model, weights, config.context(model.max_positions), compute)
         draws = native_draws() if config.kernels and place.type == "cpu" else None
         self.sampler = Sampler(model.vocab_size, place, draws)
         self._builder = BatchBuilder(self.memory, place, model.windows, compute, chunked=model.chunked)
+
+    def load_adapter(self, found: AdapterCheckpoint) -> AdapterWeights:
+        """Brings an adapter to where the model is. Callable from any thread. Raises CheckpointError."""
+        kernels = self._compiled is not None
+        return load_adapter(found, self.layers, self._adapter_dtype, self._place, kernels=kernels)
 
     @property
     def layers(self) -> int:

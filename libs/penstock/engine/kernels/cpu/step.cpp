@@ -2,6 +2,7 @@
 //
 // A row's result never depends on the rows that are computed with it: the matrix and the positions alone fix the order
 // of every sum. So a sequence's tokens depend neither on the batch nor on how its prompt was cut.
+#include "adapters.h"
 #include "attention.h"
 #include "best.h"
 #include "products.h"
@@ -22,6 +23,7 @@ class Rows {
   Rows(int count, const int32_t *chosen, int kind) : count_(count), chosen_(chosen) {
     for (int row = 0; row < count; row += kSlab) slabs_.emplace_back(std::min(count - row, kSlab), kind);
   }
+  int count() const { return count_; }
   int slabs() const { return int(slabs_.size()); }
   const Blocks &blocks(int slab) const { return slabs_[slab]; }
   int number(int slab, int row) const { return slab * kSlab + row; }
@@ -45,10 +47,11 @@ class Pass {
         all_(step.rows, nullptr, model.head.kind),
         last_(step.samples, step.sampled, model.head.kind),
         shared_(step.rows > 2 * kMostRows),
-        packed_(kTiles && rounds(model.head.kind)),
+        packed_(kTiles && rounds(model.head.kind) && !step.adapter),
         qkv_(floats(wide())),
         mixed_(floats(narrow())),
         inner_(floats(int(packed_width(model.intermediate)))),
+        shrunk_(floats(step.ranks)),
         attention_(team, model, step, qkv_, mixed_, scratch_) {
     const int members = team_size(team), slab = std::min(step.rows, kSlab);
     const int64_t sums = int64_t(slab) * kGang * kLanes, room = kRoom;
@@ -82,7 +85,7 @@ class Pass {
   }
 
  private:
-  enum Job { EMBED, KEEP, ATTENTION, PACK_ROWS, MULTIPLY, TAP, BEST };
+  enum Job { EMBED, KEEP, ATTENTION, SHRINK, PACK_ROWS, MULTIPLY, TAP, BEST };
   enum Product { NONE, QKV, OUTPUT, GATE_UP, DOWN, HEAD };  // the product whose rows are packed, or that is computed
   static constexpr int kTogether = 16;                      // rows that one chunk embeds, or keeps
   struct Phase {
@@ -121,6 +124,8 @@ class Pass {
   // Adds two phases: pack the rows, multiply. If there are few rows, the first has no chunks: each member packs all
   // rows for itself, which costs less than waiting for each other. Nor has it any if the rows were written packed.
   void product_of(Product product, int layer, int columns, const Rows &rows) {
+    if (step_.adapter && product != HEAD)
+      phases_.push_back({SHRINK, product, layer, rows.count() * kAdapterParts, 0});
     const int panels = columns / kLanes;
     const bool halved = product == GATE_UP && kGang > 8;  // a chunk takes panels of two matrices
     const int size = halved ? (size_of(panels) + 7) / 8 * 4 : size_of(panels);
@@ -155,6 +160,7 @@ class Pass {
       case EMBED: return embed(chunk * kTogether, std::min((chunk + 1) * kTogether, step_.rows));
       case KEEP: return attention_.keep(phase.layer, chunk, who);
       case ATTENTION: return attention_.run(phase.layer, chunk, who, phase.layer + 1 == model_.layers);
+      case SHRINK: return shrink_row(phase, chunk / kAdapterParts, chunk % kAdapterParts);
       case PACK_ROWS: return pack_rows(phase, member.x, chunk);
       case MULTIPLY: return multiply(phase, number, chunk * phase.size, member);
       case TAP: return tap(phase.size, chunk * kTogether, std::min((chunk + 1) * kTogether, step_.features));
@@ -202,6 +208,40 @@ class Pass {
     return best(own, model_.vocab, legal->bits + int64_t(row) * legal->words);
   }
 
+  AdapterParts parts_of(const Phase &phase, int number) const {
+    const bool any = step_.adapter && phase.product != HEAD;
+    return AdapterParts(any ? step_.adapter[rows_of(phase).row(0, number)] : nullptr, phase.layer, phase.product - QKV);
+  }
+
+  // Multiplies a row with one of the thin matrices of its adapter.
+  void shrink_row(const Phase &phase, int number, int which) {
+    const AdapterParts parts = parts_of(phase, number);
+    if (which >= parts.count) return;
+    const int row = rows_of(phase).row(0, number);
+    const AdapterPart &part = parts.first[which];
+    auto multiplied = [&](int in, auto value) {
+      float *to = shrunk_ + int64_t(number) * step_.ranks;
+      parts.kind == FLOAT32 ? shrink<float>(part, in, value, to) : shrink<uint16_t>(part, in, value, to);
+    };
+    if (phase.product == OUTPUT || phase.product == DOWN) {
+      const int in = phase.product == OUTPUT ? narrow() : model_.intermediate;
+      const float *from =
+          phase.product == OUTPUT ? mixed_ + int64_t(row) * in : inner_ + int64_t(number) * in;
+      return multiplied(in, [&](int k) { return Floats::load(from + k); });
+    }
+    const float *from = step_.x + int64_t(row) * model_.hidden, *weight = norm_of(phase);
+    const float factor = norm_factor(from, model_.hidden, model_.eps);
+    multiplied(model_.hidden,
+               [&](int k) { return Floats::load(from + k) * factor * Floats::load(weight + k); });
+  }
+
+  // What the adapter of a row adds to a panel of its product.
+  Floats expanded(const Phase &phase, int number, int panel) const {
+    const AdapterParts parts = parts_of(phase, number);
+    const float *shrunk = shrunk_ + int64_t(number) * step_.ranks;
+    return parts.kind == FLOAT32 ? expand<float>(parts, panel, shrunk) : expand<uint16_t>(parts, panel, shrunk);
+  }
+
   // Packs one block of the rows that are multiplied.
   void pack_rows(const Phase &phase, float *x, int number) {
     const Rows &rows = rows_of(phase);
@@ -245,7 +285,13 @@ class Pass {
               count = std::min(width - first, phase.size);
     const float *packed = is_packed(phase.product) ? inner_ : member.x,
                 *x = packed + rows.number(slab, 0) * packed_width(matrix.inputs);
-    auto each = [&](auto take) { product(matrix, first, count, x, blocks, member.room, member.sums, take); };
+    const bool adapted = step_.adapter && phase.product != HEAD;
+    auto each = [&](auto take) {
+      if (!adapted) return product(matrix, first, count, x, blocks, member.room, member.sums, take);
+      product(matrix, first, count, x, blocks, member.room, member.sums, [&](int row, int panel, Floats sum) {
+        take(row, panel, sum + expanded(phase, rows.number(slab, row), panel));
+      });
+    };
     switch (phase.product) {
       case QKV:
         return each([&](int row, int panel, Floats sum) {
@@ -255,8 +301,9 @@ class Pass {
         float *ups = member.sums + int64_t(blocks.rows) * kGang * kLanes;
         penstock::multiply(matrix, width + first, count, x, blocks, member.room, ups);
         auto inner = [&](int row, int panel, const Floats &gate) {
-          const Floats up = Floats::load(ups + (int64_t(row) * kGang + panel - first) * kLanes);
-          return silu(gate) * finished(matrix, width + panel, up);
+          Floats up = finished(matrix, width + panel, Floats::load(ups + (int64_t(row) * kGang + panel - first) * kLanes));
+          if (adapted) up += expanded(phase, rows.number(slab, row), width + panel);
+          return silu(gate) * up;
         };
         const int wide = model_.intermediate;
         if (!packed_)
@@ -312,6 +359,7 @@ class Pass {
   const bool packed_;  // whether inner_ is written packed for tiles
   Scratch scratch_;
   float *const qkv_, *const mixed_, *const inner_;  // [rows, wide()], [rows, narrow()], [rows, intermediate]
+  float *const shrunk_;                             // [rows, ranks]: rows in the middle of their adapters' products
   Attention attention_;
   std::vector<Member> members_;
   std::vector<Phase> phases_;
