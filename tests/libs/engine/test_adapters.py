@@ -125,7 +125,9 @@ async def test_a_batch_of_two_adapters_and_none(family, expected, kit, kernels):
 async def test_the_compiled_step_computes_them(llama, kit, monkeypatch):
     steps = []
     forward = CompiledDecoder._step
-    monkeypatch.setattr(CompiledDecoder, "_step", lambda self, runs, *a, **k: (steps.append(len(runs)), forward(self, runs, *a, **k)))
+    monkeypatch.setattr(
+        CompiledDecoder, "_step", lambda self, runs, *a, **k: (steps.append(len(runs)), forward(self, runs, *a, **k))
+    )
     async with Engine.open(settings_of(llama.model, lora=llama.lora)) as engine:
         requests = [replace(kit.request(n, 20, kit.greedy(8)), adapter=llama.fingerprints[n]) for n in ("one", "two")]
         await kit.read_all(engine, requests)
@@ -133,13 +135,23 @@ async def test_the_compiled_step_computes_them(llama, kit, monkeypatch):
 
 
 async def test_drafts_are_verified_with_the_adapter(llama, kit):
-    plain = await answers_of(llama, kit)
-    settings = settings_of(llama.model, lora=llama.lora, lookup_tokens=1 << 16, draft_always=True)
-    async with Engine.open(settings) as engine:
-        for again in range(2):  # the second time the texts are known
-            requests = [replace(r, id=f"{r.id}{again}", adapter=llama.fingerprints["one"]) for r in kit.mixed()]
-            for answer, right in zip(await kit.read_all(engine, requests), plain["one"], strict=True):
-                kit.assert_same(answer, right)
+    """Some drafts are right and some are wrong."""
+    plain = (await answers_of(llama, kit))["one"]
+    texts = {
+        request.id: [token.token for token in answer.tokens] for request, answer in zip(kit.mixed(), plain, strict=True)
+    }
+
+    def propose(ask):
+        done = len(ask.tokens) - len(next(one.prompt for one in kit.mixed() if one.id == ask.id))
+        right = texts[ask.id][done : done + ask.k]
+        return [(token + (place == 3)) % 256 for place, token in enumerate(right)]
+
+    async with Engine.open(
+        settings_of(llama.model, lora=llama.lora, draft_always=True, draft_timeout_s=30), kit.Drafts(propose)
+    ) as engine:
+        requests = [replace(one, adapter=llama.fingerprints["one"]) for one in kit.mixed()]
+        for answer, right in zip(await kit.read_all(engine, requests), plain, strict=True):
+            kit.assert_same(answer, right)
         assert engine.stats().drafts.accepted > 20
 
 

@@ -44,7 +44,7 @@ def write_adapter(
     checkpoint, tensors = inspect(model).config, {}
     for layer in range(checkpoint.n_layers):
         for name, (rows, columns) in layer_matrices(checkpoint, layer).items():
-            if name.rsplit(".", 1)[-1] not in targets or "experts." in name:
+            if name.rsplit(".", 1)[-1] not in targets or ".experts." in name:
                 continue
             module, own = f"base_model.model.model.layers.{layer}.{name}", _rank(config, f"layers.{layer}.{name}", rank)
             down = torch.randn(own, columns, generator=generator) / columns**0.5

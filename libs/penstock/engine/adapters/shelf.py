@@ -67,6 +67,10 @@ class AdapterShelf:
         """The fingerprint of each, by name."""
         return MappingProxyType(self._names)
 
+    def directory(self, name: str) -> Path:
+        """Where the adapter of this name is read from."""
+        return self._known[self._names[name]].path
+
     @property
     def in_memory(self) -> int:
         """How many are."""
