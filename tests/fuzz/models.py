@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import safetensors
+from tokenizers import Tokenizer
 
 from penstock.chat.model import ChatModelError, load_chat_model
 from penstock.chat.template import ChatTemplate
@@ -18,10 +19,12 @@ from penstock.checkpoint import CheckpointError, inspect, inspect_head
 from penstock.checkpoint.files import read_object
 from penstock.checkpoint.model_config import parse_config, text_values
 from penstock.checkpoint.tensors import declared_tensors, weight_files
+from penstock.checkpoint.tokenizer_file import converted
 from penstock.errors import InvalidRequest
 from penstock.testing.checkpoints import TinyModel, write_checkpoint
 
 from .contract import Check, Contract, Opened, Stopped, plain, stopped_after
+from .corpus import CORPUS
 
 SMALL = TinyModel(layers=1, hidden_size=32, intermediate_size=32, heads=2, kv_heads=1)
 FAMILY_WORDS = tuple(
@@ -32,6 +35,10 @@ FAMILY_WORDS = tuple(
         "factor", "longrope", "yarn", "llama3", "linear", "layer_types", "sliding_window", "sliding_attention",
         "full_attention", "text_config", "num_experts", "mlp_only_layers", "eos_token_id", "partial_rotary_factor",
         "short_factor", "long_factor", "use_sliding_window", "max_window_layers", "head_dim", "original_max_positions",
+        "DeepseekV3ForCausalLM", "KimiK25ForConditionalGeneration", "Llama4ForCausalLM", "q_lora_rank", "kv_lora_rank",
+        "n_group", "topk_group", "first_k_dense_replace", "n_routed_experts", "mscale_all_dim", "no_rope_layers",
+        "chunked_attention", "attention_chunk_size", "moe_layers", "interleave_moe_layer_step", "quantization_config",
+        "fp8", "compressed-tensors", "config_groups", "group_size", "weight_block_size", "num_nextn_predict_layers",
     )
 )  # fmt: skip
 TEMPLATE_WORDS = (
@@ -161,6 +168,26 @@ def _chat_model(file: str) -> Iterator[Check]:
         yield check
 
 
+@contextmanager
+def _tiktoken(file: str) -> Iterator[Check]:
+    """A model directory with a tokenizer of tiktoken's, in which one file is replaced."""
+    with tempfile.TemporaryDirectory() as root:
+        model = Path(root)
+        for name, seed in (
+            ("tiktoken.model", "tiktoken/bytes.tiktoken"),
+            ("tokenization_a.py", "tokenizer_code/plain.py"),
+        ):
+            shutil.copy(CORPUS / seed, model / name)
+
+        def check(data: bytes) -> None:
+            (model / file).write_bytes(data)
+            read = Tokenizer.from_str(converted(model))
+            ids = read.encode("the thin 漢字", add_special_tokens=False).ids
+            assert all(0 <= token < read.get_vocab_size() for token in ids)
+
+        yield check
+
+
 def _template(data: bytes) -> None:
     """Made or refused at once; rendered or refused in what is given to a rendering; the same when it is watched."""
     template = ChatTemplate(data.decode(errors="replace"), {"bos_token": "<s>"})
@@ -185,6 +212,8 @@ CONTRACTS = (
     _of_models("safetensors", _safetensors, (b'"F32"', b'"BF16"', b'"shape"', b'"data_offsets"', b'"dtype"', b"[0,4]")),
     _of_models("index", _index, (b'"weight_map"', b'"a.safetensors"', b'".."', b'"a\\u0000b"', b'"\\ud800"', b'"/"')),
     _of_models("vocabulary", partial(_directory, "tokenizer.json"), TOKENIZER_WORDS),
+    _of_models("tiktoken", partial(_tiktoken, "tiktoken.model"), (b"AA== 0", b"dGg= ", b"\n", b"=")),
+    _of_models("tokenizer_code", partial(_tiktoken, "tokenization_a.py"), (b"pat_str", b".join(", b"[", b'r"""', b"(")),
     Contract(
         name="tokenizer",
         opened=partial(_chat_model, "tokenizer.json"),

@@ -21,6 +21,7 @@ from penstock.chat.prompt import Marker, PromptEncoder
 from penstock.chat.resuming.rendered import Rendered, furthest
 from penstock.chat.sessions import Continuations
 from penstock.chat.template import ChatTemplate, Renders
+from penstock.checkpoint import CheckpointError, tokenizer_file
 from penstock.errors import InvalidRequest
 
 _END = "\ufdd1 "
@@ -186,13 +187,14 @@ def load_chat_model(directory: Path, tool_format: str = "") -> ChatModel:
 
     `tool_format` names one of `FORMATS`; empty: the one that the chat template belongs to.
     """
-    raw = _read(directory / "tokenizer.json")
+    file = tokenizer_path(directory)
+    raw = _read(file)
     try:
         tokenizer = Tokenizer.from_buffer(raw)
     except BaseException as error:  # the tokenizers library raises nothing narrower
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # pyo3's, not importable
             raise
-        raise ChatModelError(directory / "tokenizer.json", f"is not a tokenizer: {error}") from None
+        raise ChatModelError(file, f"is not a tokenizer: {error}") from None
     tokenizer.no_truncation()  # settings of how it was trained
     tokenizer.no_padding()
     settings = _read_object(directory / "tokenizer_config.json")
@@ -223,6 +225,14 @@ def load_chat_model(directory: Path, tool_format: str = "") -> ChatModel:
         _foreign=Marker(control.union(family.markers)),
         _own=Marker(special),
     )
+
+
+def tokenizer_path(directory: Path) -> Path:
+    """The tokenizer of a model directory, see tokenizer_file. Raises ChatModelError."""
+    try:
+        return tokenizer_file(directory)
+    except CheckpointError as error:
+        raise ChatModelError(error.file, error.reason) from None
 
 
 def _template_text(directory: Path, settings: dict[str, Any]) -> str:

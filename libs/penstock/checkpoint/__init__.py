@@ -17,6 +17,7 @@ from penstock.checkpoint.naming import LayerNames, layer_names
 from penstock.checkpoint.remembered import remembered_fingerprint
 from penstock.checkpoint.rope import Rope
 from penstock.checkpoint.tensors import EMBEDDING, TensorInfo
+from penstock.checkpoint.tokenizer_file import tokenizer_file
 
 __all__ = [
     "EMBEDDING",
@@ -41,5 +42,6 @@ __all__ = [
     "inspect_head",
     "layer_names",
     "remembered_fingerprint",
+    "tokenizer_file",
     "tokenizer_fingerprint",
 ]

@@ -23,6 +23,7 @@ from penstock.checkpoint.tensors import (
     text_tensors,
     weight_files,
 )
+from penstock.checkpoint.tokenizer_file import tokenizer_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ def _token_ids(file: Path, values: Json, key: str, vocab_size: int) -> frozenset
 
 
 def _tokenizer(directory: Path, vocab_size: int) -> Path:
-    file = directory / "tokenizer.json"
+    file = tokenizer_file(directory)
     model = read_object(file).get("model")
     if not isinstance(model, dict):
         raise CheckpointError(file, "has no model: this is not a tokenizer")

@@ -10,6 +10,7 @@ from typing import Any
 
 from penstock.checkpoint.directory import Checkpoint, inspect
 from penstock.checkpoint.errors import CheckpointError
+from penstock.checkpoint.tokenizer_file import tokenizer_file
 
 _CHUNK = 1 << 20
 _LATER: dict[str, object] = {
@@ -61,8 +62,8 @@ def _described(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def tokenizer_fingerprint(model: str | Path | Checkpoint) -> str:
-    """sha256 (hex) of tokenizer.json. Raises CheckpointError."""
-    file = model.tokenizer if isinstance(model, Checkpoint) else Path(model) / "tokenizer.json"
+    """sha256 (hex) of tokenizer.json, or of what stands for it (see tokenizer_file). Raises CheckpointError."""
+    file = model.tokenizer if isinstance(model, Checkpoint) else tokenizer_file(Path(model))
     digest = hashlib.sha256()
     add_file(digest, file, with_length=False)
     return digest.hexdigest()

@@ -11,6 +11,7 @@ from functools import partial
 
 import grpc
 
+from penstock.chat.model import tokenizer_path
 from penstock.chat.rendering.processes import rendering_apart
 from penstock.chat.sessions import Sessions
 from penstock.gateway.accounts.admission import Admission
@@ -110,7 +111,7 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
     ):
         models = [await stack.enter_async_context(rendering_apart(source.model)) for source in sources]
         compilers = [
-            await stack.enter_async_context(open_compiler(source.dir / "tokenizer.json", failed=failed))
+            await stack.enter_async_context(open_compiler(tokenizer_path(source.dir), failed=failed))
             for source in sources
         ]
         with open_threads() as threads:

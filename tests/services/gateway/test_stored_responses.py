@@ -63,6 +63,20 @@ async def test_a_store_gives_back_what_it_got(make):
         assert await store.chain("one", "resp_a") is None and await store.chain("one", "resp_b") is None
 
 
+@pytest.mark.parametrize("damage", [b"", b"\xc1", b"\x90", b"no response"])
+async def test_a_damaged_response_counts_as_gone(redis_url, damage):
+    import redis.asyncio
+
+    async with redis.asyncio.Redis.from_url(redis_url) as client, open_redis_responses(redis_url, BOUNDS) as store:
+        await client.flushall()
+        await store.put("one", kept("a"))
+        [name] = [name async for name in client.scan_iter("*:one:*")]
+        await client.set(name, damage)
+        assert await store.get("one", "resp_a") is None and await store.chain("one", "resp_a") is None
+        await store.put("one", kept("a"))
+        assert await store.get("one", "resp_a") == kept("a"), "and may be stored anew"
+
+
 async def test_a_tenant_pushes_out_its_own_least_recently_used(make):
     async with make() as store:
         await store.put("two", kept("z"))

@@ -71,7 +71,8 @@ def test_a_file_that_is_no_mix(tmp_path: Path) -> None:
     path = tmp_path / "mix.toml"
     with pytest.raises(LoadError, match="can't be read"):
         read_mix(path)
-    for text in ("mix", "[[mix]]\nturnz = 1", "[[other]]", "mix = []"):
-        path.write_text(text)
+    broken = (b"\xff", b"mix = " + b"[" * 9999, b"mix = " + b"9" * 5000)
+    for text in (b"mix", b"[[mix]]\nturnz = 1", b"[[other]]", b"mix = []", *broken):
+        path.write_bytes(text)
         with pytest.raises(LoadError, match=r"no mix of sessions|no part of a mix"):
             read_mix(path)

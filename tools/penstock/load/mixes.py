@@ -53,7 +53,7 @@ def read_mix(path: Path) -> list[MixPart]:
         parts = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), _Mix).mix
     except OSError as error:
         raise LoadError(f"{path} can't be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+    except (ValueError, RecursionError, msgspec.ValidationError) as error:  # of text, TOML, numbers, depth
         raise LoadError(f"{path} is no mix of sessions: {error}") from None
     return _checked(parts, str(path))
 

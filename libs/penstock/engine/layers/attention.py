@@ -33,6 +33,13 @@ def attend(
     kv_heads = keys.shape[2]
     if softcap is not None:
         return _capped(query, keys, values, mask, causal=causal, scale=scale, softcap=softcap)
+    width = values.shape[-1]
+    if width < dim:  # torch's fused attention has one width for all, and any other one takes memory for all scores
+        return (
+            attend(query, keys, F.pad(values, (0, dim - width)), mask, causal=causal, scale=scale)
+            .view(batch * rows, heads, dim)[..., :width]
+            .flatten(1)
+        )
     keys, values = keys.transpose(1, 2), values.transpose(1, 2)
     if rows == 1:  # heads that share keys become rows of one head: each key is read once
         grouped = query.view(batch, kv_heads, heads // kv_heads, dim)

@@ -33,11 +33,9 @@ def absorb(query: Tensor, weights: LatentWeights, plain_dim: int) -> Tensor:
 
 
 def release(mixed: Tensor, weights: LatentWeights) -> Tensor:
-    """What scores have mixed of common vectors, [N, heads * rank], as what they would mix of values:
+    """What scores have mixed of common vectors, [N, heads, rank], as what they would mix of values:
     [N, heads * value_dim]."""
-    heads, rank, _ = weights.values.shape
-    found = torch.bmm(mixed.view(-1, heads, rank).transpose(0, 1), weights.values)
-    return found.transpose(0, 1).flatten(1)
+    return torch.bmm(mixed.transpose(0, 1), weights.values).transpose(0, 1).flatten(1)
 
 
 def expand(plane: Tensor, weights: LatentWeights, rank: int) -> tuple[Tensor, Tensor]:

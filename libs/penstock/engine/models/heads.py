@@ -27,7 +27,7 @@ _LATENT_EPS = 1e-6
 """Of the norms of common vectors, whatever config.json says."""
 
 
-class Heads(Protocol):
+class LayerHeads(Protocol):
     """The attention of one model's layers; without state between calls.
 
     `made` is what a layer's `qkv` has made of N rows: `asks` columns from which queries come, and behind them those of
@@ -56,7 +56,7 @@ class Heads(Protocol):
         ...
 
 
-def heads_of(config: ModelConfig, eps: Tensor) -> Heads:
+def heads_of(config: ModelConfig, eps: Tensor) -> LayerHeads:
     """The kind that the model has; `eps` is that of its norms."""
     return GroupedHeads(config, eps) if config.latent is None else LatentHeads(config, eps)
 
@@ -161,15 +161,9 @@ class LatentHeads:
         if expands(query.shape[1], self._latent, self._turned):
             keys, values = expand(plane, weights, rank)
             return attend(query, keys, values, context.mask, causal=context.causal, scale=scale)
-        mixed = attend(
-            absorb(query, weights, self._latent.plain_dim),
-            plane,
-            plane[..., :rank],
-            context.mask,
-            causal=context.causal,
-            scale=scale,
-        )
-        return release(mixed, weights)
+        asked = absorb(query, weights, self._latent.plain_dim)
+        mixed = attend(asked, plane, plane, context.mask, causal=context.causal, scale=scale)
+        return release(mixed.view(len(mixed), self._config.n_heads, -1)[..., :rank], weights)
 
     def _rotated(self, x: Tensor, turn: Turn) -> Tensor:
         return rotate(x, *turn, interleaved=self._config.rope.interleaved)

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import structlog
 
 from penstock.errors import Unavailable
 from penstock.gateway.api.responses.store import StoreBounds, StoredResponse
@@ -21,6 +22,7 @@ from penstock.runtime.redis_client import asked, open_redis
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
+_log = structlog.get_logger(__name__)
 _ROOT = "penstock:responses"
 _PACK = msgspec.msgpack.Encoder()
 _UNPACK = msgspec.msgpack.Decoder(StoredResponse)
@@ -129,7 +131,7 @@ class RedisResponses:
 
     async def _find(self, tenant: str, ids: Sequence[str]) -> list[StoredResponse | None]:
         values = await _wanted(self._take(keys=[_ROOT], args=(_digest(tenant), *self._times(), *ids)))
-        return [_UNPACK.decode(value) if value else None for value in values]
+        return [_whole(value) if value else None for value in values]
 
     def _times(self) -> tuple[int, int]:
         """Now, and how long a response is kept, in milliseconds."""
@@ -149,6 +151,15 @@ async def _wanted(call: Awaitable[Any]) -> Any:
     except OSError:
         what = "the store of responses cannot be reached; try again, or send store: false and the whole input"
         raise Unavailable(what, code="store_unavailable", retry_after=1) from None
+
+
+def _whole(value: bytes) -> StoredResponse | None:
+    """What was kept; None, as if it were gone, where the bytes are no response of this version's."""
+    try:
+        return _UNPACK.decode(value)
+    except msgspec.DecodeError:
+        _log.warning("a stored response is damaged or another version's; it counts as gone")
+        return None
 
 
 def _digest(tenant: str) -> str:
