@@ -1,4 +1,4 @@
-"""A Llama checkpoint as a GGUF file, for llama.cpp. Runs where the `gguf` package is.
+"""A Llama or Mixtral checkpoint as a GGUF file, for llama.cpp. Runs where the `gguf` package is.
 
 The tokenizer is a stand-in of the right size: prompts come as token ids.
 """
@@ -6,6 +6,7 @@ The tokenizer is a stand-in of the right size: prompts come as token ids.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,9 @@ _NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "block_sparse_moe.gate": "ffn_gate_inp",
 }
+_EXPERTS = {"w1": "ffn_gate_exps", "w2": "ffn_down_exps", "w3": "ffn_up_exps"}
 _KINDS = {"bfloat16": gguf.GGMLQuantizationType.BF16, "int8": gguf.GGMLQuantizationType.Q8_0}
 _FILE_TYPES = {"bfloat16": gguf.LlamaFileType.MOSTLY_BF16, "int8": gguf.LlamaFileType.MOSTLY_Q8_0}
 
@@ -35,18 +38,33 @@ def write(checkpoint: Path, file: Path, kind: str) -> None:
     part = file.with_suffix(".part")
     writer = gguf.GGUFWriter(part, "llama")
     _describe(writer, config, kind)
-    for name, bits in tensors(checkpoint / "model.safetensors"):
-        wanted = gguf.GGMLQuantizationType.F32 if bits.ndim == 1 else _KINDS[kind]
-        data = _ordered(name, bits, config)
+    for name, data in _named(checkpoint, config):
+        exact = data.ndim == 1 or "ffn_gate_inp" in name  # llama.cpp wants routers in float32
+        wanted = gguf.GGMLQuantizationType.F32 if exact else _KINDS[kind]
         if wanted is gguf.GGMLQuantizationType.BF16:
-            writer.add_tensor(_renamed(name), data.view(np.uint8), raw_dtype=wanted)
+            writer.add_tensor(name, data.view(np.uint8), raw_dtype=wanted)
         else:
-            writer.add_tensor(_renamed(name), gguf.quants.quantize(_floats(data), wanted), raw_dtype=wanted)
+            writer.add_tensor(name, gguf.quants.quantize(_floats(data), wanted), raw_dtype=wanted)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     part.replace(file)
+
+
+def _named(checkpoint: Path, config: dict[str, Any]) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+    """llama.cpp's names and tensors; those of a layer's experts are one."""
+    experts: dict[str, list[np.ndarray[Any, Any]]] = {}
+    for name, bits in tensors(checkpoint / "model.safetensors"):
+        if ".experts." not in name:
+            yield _renamed(name), _ordered(name, bits, config)
+            continue
+        _, _, number, _, _, _, own, _ = name.split(".")
+        whole = f"blk.{number}.{_EXPERTS[own]}.weight"
+        so_far = experts.setdefault(whole, [])
+        so_far.append(bits)  # they are stored in the order of their numbers
+        if len(so_far) == config["num_local_experts"]:
+            yield whole, np.stack(experts.pop(whole))
 
 
 def _describe(writer: Any, config: dict[str, Any], kind: str) -> None:
@@ -64,6 +82,9 @@ def _describe(writer: Any, config: dict[str, Any], kind: str) -> None:
     writer.add_rope_dimension_count(config["head_dim"])
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    if "num_local_experts" in config:
+        writer.add_expert_count(config["num_local_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
     words = [f"<{number}>" for number in range(config["vocab_size"])]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")

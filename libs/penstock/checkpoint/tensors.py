@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -48,12 +48,20 @@ class TensorInfo:
     """By what its numbers are to be multiplied, see quantised."""
     grid: tuple[int, int] = (1, 1)
     """Rows and columns that have one scale."""
+    whole: TensorInfo | None = None
+    """The tensor of the file of which this is a part."""
 
     @property
     def nbytes(self) -> int:
         """In the file, without scales."""
         count = math.prod(self.shape)
         return count // 2 if self.dtype == "I4" else count * _BYTES[self.dtype]
+
+    def part(self, number: int) -> TensorInfo:
+        """The tensor [number] of a tensor of several, which has no scales."""
+        assert self.scale is None
+        size = self.nbytes // self.shape[0]
+        return replace(self, shape=self.shape[1:], offset=self.offset + number * size, whole=self)
 
 
 def weight_files(directory: Path) -> tuple[Path, ...]:

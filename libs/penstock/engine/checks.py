@@ -63,8 +63,9 @@ def settled(settings: AnySettings, checkpoint: Checkpoint) -> AnySettings:
 
 
 def _check_model(settings: EngineSettings, model: ModelConfig) -> None:
-    if model.experts is not None and settings.dtype in ("int8", "float8"):
-        raise ConfigError("dtype", settings.dtype, "is not possible for a model with experts: use bfloat16 or float32")
+    if model.experts is not None and settings.dtype in ("int8", "float8") and settings.device != "cpu":
+        right = f"is not possible for a model with experts on {settings.device}: use bfloat16"
+        raise ConfigError("dtype", settings.dtype, right)
     if settings.weights == "lossless":
         reason = misfit(model) if settings.kernels else "the kernels are switched off"
         if reason is not None:

@@ -40,6 +40,8 @@ SIZES = {
 }
 EXPERTS = {"num_local_experts": 5, "num_experts_per_tok": 2}
 QWEN_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "head_dim": 16}
+COMPILED = {"head_dim": 16}
+"""Sizes that are whole vectors, as step.cpp wants them."""
 GEMMA = {"head_dim": 16, "sliding_window": 21, "query_pre_attn_scalar": 24}
 LLAMA3 = {
     "rope_type": "llama3",
@@ -130,6 +132,15 @@ CASES = {
     "qwen3-moe-mixed": (
         "Qwen3Moe",
         {**QWEN_EXPERTS, "norm_topk_prob": True, "mlp_only_layers": [0], "attention_bias": True},
+    ),
+    "mixtral-compiled": ("Mixtral", {**EXPERTS, **COMPILED, "sliding_window": 17}),
+    "qwen3-moe-compiled": (
+        "Qwen3Moe",
+        {**QWEN_EXPERTS, **COMPILED, "moe_intermediate_size": 80, "num_experts": 13, "mlp_only_layers": [1]},
+    ),
+    "qwen3-moe-compiled-normalised": (
+        "Qwen3Moe",
+        {**QWEN_EXPERTS, **COMPILED, "moe_intermediate_size": 16, "num_experts": 32, "norm_topk_prob": True},
     ),
     "gemma2": ("Gemma2", {**GEMMA, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0}),
     "gemma2-uncapped": ("Gemma2", {**GEMMA, "attn_logit_softcapping": None, "final_logit_softcapping": None}),
@@ -278,6 +289,11 @@ def test_every_logit_of_a_prompt_at_once(case):
     prompt = case.prompt(case.lengths[-1])
     found = logits_of(case.runner(), [run_of(prompt[:1], 0, 1, tables([len(prompt)])[0], prompt[1:])])
     close(found, case.logits(prompt))
+
+
+def test_models_of_experts_run_through_the_kernels(case):
+    compiled = case.runner()._compiled is not None
+    assert compiled if "compiled" in case.name else not (compiled and CASES[case.name][0] in ("Mixtral", "Qwen3Moe"))
 
 
 @pytest.mark.parametrize("chunk", [9, 50])

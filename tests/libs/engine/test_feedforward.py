@@ -1,12 +1,38 @@
-"""Routed experts equal the loop over tokens."""
+"""Routed experts equal the loop over tokens, however their matrices are kept."""
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.checkpoint import Experts
+from penstock.engine.kernels.cpu.machine import Machine
+from penstock.engine.kernels.cpu.matrix import PackedMatrix
+from penstock.engine.kernels.rounding import dequantised
 from penstock.engine.layers.feedforward import Routed, feed_forward, naive_routed
+
+KINDS = ("float32", "bfloat16", "int8", "lossless")
+
+
+def rule_of(experts: int, per_token: int, **more) -> Experts:
+    fields = {"normalised": True, "layers": (True,), **more}
+    return Experts(count=experts, per_token=per_token, intermediate_size=6, **fields)
+
+
+def block_of(rule: Experts, hidden: int = 8, inner: int = 6) -> Routed:
+    return Routed(
+        router=torch.randn(hidden, rule.count),
+        gate_up=torch.randn(rule.count, hidden, 2 * inner) / hidden**0.5,
+        down=torch.randn(rule.count, inner, hidden) / inner**0.5,
+        rule=rule,
+        correction=torch.randn(rule.count) if rule.corrected else None,
+    )
+
+
+def close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
 @settings(max_examples=40)
@@ -20,16 +46,48 @@ from penstock.engine.layers.feedforward import Routed, feed_forward, naive_route
 )
 def test_routed_equals_the_naive_loop(rows, experts, data, normalised, activation, seed):
     torch.manual_seed(seed)
-    per_token = data.draw(st.integers(1, experts))
-    block = Routed(
-        router=torch.randn(8, experts),
-        gate_up=torch.randn(experts, 8, 12),
-        down=torch.randn(experts, 6, 8),
-        per_token=per_token,
-        normalised=normalised,
-    )
+    block = block_of(rule_of(experts, data.draw(st.integers(1, experts)), normalised=normalised))
     x = torch.randn(rows, 8)
     found = feed_forward(x, block, activation)
-    torch.testing.assert_close(found, naive_routed(x, block, activation), atol=1e-4, rtol=1e-4)
-    alone = torch.cat([feed_forward(row.unsqueeze(0), block, activation) for row in x])
-    torch.testing.assert_close(found, alone, atol=1e-4, rtol=1e-4)
+    close(found, naive_routed(x, block, activation))
+    close(found, torch.cat([feed_forward(row.unsqueeze(0), block, activation) for row in x]))
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"sigmoid": True, "corrected": True, "groups": 3, "groups_used": 2, "scaling": 2.5},
+        {"sigmoid": True, "corrected": True, "normalised": False},
+        {"sigmoid": True, "weighs_inputs": True, "normalised": False},
+    ],
+)
+def test_rules_with_sigmoids_equal_the_naive_loop(rule):
+    torch.manual_seed(3)
+    block, x = block_of(rule_of(6, 2, **rule)), torch.randn(30, 8)
+    close(feed_forward(x, block, "silu"), naive_routed(x, block, "silu"))
+
+
+def as_kept(matrix: torch.Tensor, kind: str) -> torch.Tensor:
+    if kind == "float32":
+        return matrix
+    return dequantised(matrix) if kind == "int8" else matrix.bfloat16().float()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("hidden", "inner"), [(8, 6), (34, 50), (64, 80)])
+def test_packed_experts_equal_the_naive_loop(kind, hidden, inner):
+    torch.manual_seed(5)
+    machine, block = Machine(2), block_of(rule_of(7, 3), hidden, inner)
+    packed = Routed(
+        block.router,
+        [PackedMatrix.pack(machine, matrix, None, kind) for matrix in block.gate_up],
+        [PackedMatrix.pack(machine, matrix, None, kind) for matrix in block.down],
+        block.rule,
+    )
+    block.gate_up = [as_kept(matrix, kind) for matrix in block.gate_up]
+    block.down = [as_kept(matrix, kind) for matrix in block.down]
+    tolerance = 0.05 if machine.rounds(kind) else 1e-4
+    for rows in (1, 2, 9, 150):
+        x = torch.randn(rows, hidden)
+        found, expected = feed_forward(x, packed, "silu"), naive_routed(x, block, "silu")
+        torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)

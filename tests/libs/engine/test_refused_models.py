@@ -34,26 +34,33 @@ LOSSLESS = {"dtype": "bfloat16", "weights": "lossless"}
 
 
 @pytest.mark.parametrize("model", [MIXTRAL, QWEN])
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"dtype": "int8"}, "dtype = 'int8': is not possible for a model with experts: use bfloat16 or float32"),
-        (LOSSLESS, "weights = 'lossless': is not possible here, because there are no kernels for experts: use plain"),
-    ],
-)
-async def test_experts_are_not_packed(tmp_path, model, settings, said):
-    config = EngineConfig(model=write_checkpoint(tmp_path, TinyModel(**model)), **settings)
+@pytest.mark.parametrize("dtype", ["int8", "float8"])
+async def test_experts_are_not_rounded_on_a_cuda_device(tmp_path, model, dtype):
+    config = EngineConfig(model=write_checkpoint(tmp_path, TinyModel(**model)), dtype=dtype, device="cuda")
+    said = f"dtype = '{dtype}': is not possible for a model with experts on cuda: use bfloat16"
     with pytest.raises(ConfigError, match=said):
         async with Engine.open(config):
             pytest.fail("it opened")
 
 
 @pytest.mark.parametrize("model", [MIXTRAL, QWEN])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-async def test_experts_are_served_in_whole_numbers(tmp_path, kit, model, dtype):
-    config = EngineConfig(model=write_checkpoint(tmp_path, TinyModel(**model)), dtype=dtype, kv_pool_tokens=1024)
-    async with Engine.open(config) as engine:
-        assert len((await kit.read(engine, kit.request("a", 20, kit.greedy(8)))).ids) == 8
+async def test_experts_are_served_in_all_kinds_of_weights(tmp_path, kit, model):
+    """With the kernels and without; lossless weights give the tokens of plain ones."""
+    config = EngineConfig(
+        model=write_checkpoint(tmp_path, TinyModel(**model)), kv_pool_tokens=1024, kv_dtype="float32", threads=2
+    )
+    said = {}
+    for dtype, weights in (("float32", "plain"), ("bfloat16", "plain"), ("bfloat16", "lossless"), ("int8", "plain")):
+        for kernels in (True, False):
+            if weights == "lossless" and not kernels:
+                continue
+            own = replace(config, dtype=dtype, weights=weights, kernels=kernels)
+            async with Engine.open(own) as engine:
+                answer = await kit.read(engine, kit.request("a", 40, kit.greedy(8)))
+            said[dtype, weights, kernels] = answer.ids
+    assert {len(ids) for ids in said.values()} == {8}
+    assert said["float32", "plain", True] == said["float32", "plain", False]
+    assert said["bfloat16", "plain", True] == said["bfloat16", "lossless", True]
 
 
 @pytest.mark.parametrize("size", [{"hidden_size": 201}, {"intermediate_size": 333}, {"heads": 3, "head_dim": 24}])
@@ -101,8 +108,9 @@ def test_commands_refuse_before_anything_is_ready(tmp_path):
     """`penstock up` before a process starts, a worker before it says where it listens."""
     model = str(write_checkpoint(tmp_path / "moe", TinyModel(**MIXTRAL)))
     for service in ("up", "prefill", "decode"):
-        command = (sys.executable, "-m", "penstock.cli", service, "--model", model, "--dtype", "int8")
+        settings = ("--model", model, "--dtype", "int8", "--device", "cuda")
+        command = (sys.executable, "-m", "penstock.cli", service, *settings)
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert done.returncode in (1, 2)
-        assert "dtype = 'int8': is not possible for a model with experts" in done.stderr
+        assert "dtype = 'int8': is not possible for a model with experts on cuda" in done.stderr
         assert "Traceback" not in done.stderr and "ready" not in done.stdout + done.stderr

@@ -58,6 +58,7 @@ def logits(directory: Path, kind: str | None) -> torch.Tensor:
         {"heads": 6, "kv_heads": 3, "head_dim": 12},
         {"heads": 3, "kv_heads": 1, "head_dim": 6, "hidden_size": 34},
         {"vocab_size": 301, "heads": 5, "kv_heads": 5, "head_dim": 18, "architecture": "Qwen2ForCausalLM"},
+        {"hidden_size": 34, "intermediate_size": 50, "architecture": "MixtralForCausalLM", "extra": EXPERTS},
     ],
 )
 def test_what_fits_is_computed(tmp_path, fields, kind):
@@ -75,6 +76,7 @@ def test_what_does_not_fit_is_named(tmp_path, fields):
     assert misfit(config) == f"the kernels read inputs in pairs, and {name} is {size}"
 
 
-def test_experts_have_no_kernels(tmp_path):
-    config = config_of(tmp_path, architecture="MixtralForCausalLM", extra=EXPERTS)
-    assert misfit(config) == "there are no kernels for experts"
+def test_so_are_experts_that_do_not_fit(tmp_path):
+    more = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 33}
+    config = config_of(tmp_path, architecture="Qwen3MoeForCausalLM", extra=more)
+    assert misfit(config) == "the kernels read inputs in pairs, and moe_intermediate_size is 33"

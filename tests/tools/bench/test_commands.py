@@ -43,6 +43,7 @@ def test_help_of_the_command_line_imports_no_bench() -> None:
         "gateway",
         "house",
         "kv",
+        "large",
         "masked",
         "measured",
         "operate",

@@ -335,6 +335,25 @@ def trust(options: Options = None, *, part: list[str] | None = None) -> None:
 
 
 @app.command
+def large(options: Options = None, *, part: list[str] | None = None) -> None:
+    """What large models are made of, at a size that fits here: experts of which each token uses a few, beside other
+    engines on the same weights.
+
+    Peers are those that `python -m loadtest.peers.install` has put under $PENSTOCK_PEERS, else runs/peers.
+
+    Parameters
+    ----------
+    part:
+        Only these: experts. Default: all.
+    """
+    import uvloop  # what the workers run on
+
+    from penstock.bench.large.measure import measure
+
+    _run(lambda quick: measure(quick, part or ()), options, uvloop.new_event_loop)
+
+
+@app.command
 def paired(other: Path, name: str, *, rounds: int = 3, quick: bool = False, json: bool = False) -> None:
     """A bench here and in another checkout, in turns: the ratio of each figure, here : there.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,10 +27,10 @@ class Dense:
 class Routed:
     router: Tensor
     """[hidden, experts]."""
-    gate_up: Tensor
-    """[experts, hidden, 2 * inner]."""
-    down: Tensor
-    """[experts, inner, hidden]."""
+    gate_up: Tensor | Sequence[Matrix]
+    """[experts, hidden, 2 * inner], or a matrix for each expert."""
+    down: Tensor | Sequence[Matrix]
+    """[experts, inner, hidden], or a matrix for each expert."""
     rule: Experts
     """How tokens choose."""
     correction: Tensor | None = None
@@ -68,8 +69,8 @@ def routed(x: Tensor, block: Routed, activation: str) -> Tensor:
             given = x.index_select(0, tokens[own])
             if rule.weighs_inputs:
                 given = given * shares[own].to(x.dtype)
-            inner = _gated(torch.mm(given, block.gate_up[expert]), activation)
-            said = torch.mm(inner, block.down[expert])
+            inner = _gated(linear(given, block.gate_up[expert]), activation)
+            said = linear(inner, block.down[expert])
             mixed.index_add_(0, tokens[own], said.float() if rule.weighs_inputs else said * shares[own])
             first += count
     return mixed.to(x.dtype)
@@ -121,8 +122,8 @@ def naive_routed(x: Tensor, block: Routed, activation: str) -> Tensor:
         for expert in best:
             weight = float(shares[expert]) / total * rule.scaling
             given = row * weight if rule.weighs_inputs else row
-            inner = _gated((given @ block.gate_up[expert]).unsqueeze(0), activation)[0]
-            said += (inner @ block.down[expert]).float() * (1.0 if rule.weighs_inputs else weight)
+            inner = _gated(linear(given.unsqueeze(0), block.gate_up[expert]), activation)
+            said += linear(inner, block.down[expert])[0].float() * (1.0 if rule.weighs_inputs else weight)
         rows.append(said.to(x.dtype))
     return torch.stack(rows)
 

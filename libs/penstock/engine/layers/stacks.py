@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from penstock.checkpoint import TensorInfo
@@ -18,14 +19,21 @@ class Stack:
     name: str
     """Of the decoder's matrix, such as `head` or `3.qkv`."""
     parts: tuple[TensorInfo, ...]
+    turned: bool = False
+    """Its only part is stored as [in, out]."""
 
     @property
     def inputs(self) -> int:
-        return self.parts[0].shape[1]
+        return self.parts[0].shape[0 if self.turned else 1]
 
     @property
     def columns(self) -> int:
-        return sum(part.shape[0] for part in self.parts)
+        return sum(part.shape[1 if self.turned else 0] for part in self.parts)
+
+    def joined(self, read: Callable[[TensorInfo], Tensor]) -> Tensor:
+        """[in, out], contiguous; `read` brings a part."""
+        stored = torch.cat([read(part) for part in self.parts])
+        return stored.contiguous() if self.turned else stored.t().contiguous()
 
 
 Keep = Callable[[Stack, Callable[[], Tensor], Tensor | None], tuple[Matrix, Tensor | None]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,8 @@ class _Files:
         self._source = source
         self._dtype = dtype
         self._device = device
+        self._last: tuple[TensorInfo, Tensor] | None = None
+        """The tensor of which parts are being read."""
         self._open: dict[Path, Any] = {}
         for file in checkpoint.weight_files:
             try:
@@ -67,18 +69,25 @@ class _Files:
 
     def stacked(self, stack: Stack) -> Tensor:
         """[in, out]."""
-        return torch.cat([self._read(part, self._dtype) for part in stack.parts]).t().contiguous()
+        return stack.joined(lambda part: self._read(part, self._dtype))
 
     def bias(self, present: bool, prefix: str, *names: str) -> Tensor | None:
         return torch.cat([self.one(f"{prefix}{name}.bias") for name in names]) if present else None
 
     def _read(self, stored: TensorInfo, dtype: torch.dtype) -> Tensor:
-        if self._source is not None:
-            return numbers(stored, self._source).to(dtype)
         found = numbers(stored, self._stored)
-        return found.to(self._device, dtype, copy=stored.scale is None)
+        copy = self._source is None and stored.scale is None
+        return found.to(self._device, dtype, copy=copy)
 
     def _stored(self, info: TensorInfo) -> Tensor:
+        whole = info.whole
+        if whole is not None:
+            if self._last is None or self._last[0] != whole:
+                self._last = whole, self._stored(whole)
+            number = (info.offset - whole.offset) // info.nbytes
+            return self._last[1][number]
+        if self._source is not None:
+            return self._source(info)
         tensor: Tensor = self._open[info.file].get_tensor(info.name)
         return tensor
 
@@ -136,11 +145,30 @@ def layer_stacks(checkpoint: Checkpoint, number: int) -> dict[str, Stack]:
     return {name: stack_of(checkpoint, f"{number}.{name}", prefix, *some) for name, some in parts.items()}
 
 
+def expert_stacks(checkpoint: Checkpoint, number: int, name: str) -> list[Stack]:
+    """The matrices `gate_up` or `down` of a layer's experts, one for each."""
+    config, prefix = checkpoint.config, f"model.layers.{number}."
+    if config.experts is None or not _routed(config, number):
+        return []
+    names, every = layer_names(config), range(config.experts.count)
+    own = {"gate_up": names.expert_gate_up, "down": (names.expert_down,)}[name]
+    whole = {"gate_up": names.all_gate_up, "down": names.all_down}[name]
+    if whole is not None:
+        table = checkpoint.tensors[f"{prefix}{whole}"]
+        return [Stack(f"{number}.{name}.{expert}", (table.part(expert),), turned=True) for expert in every]
+    return [
+        stack_of(checkpoint, f"{number}.{name}.{expert}", prefix, *[part.format(expert) for part in own])
+        for expert in every
+    ]
+
+
 def all_stacks(checkpoint: Checkpoint) -> Iterator[Stack]:
     """Every matrix that `load_weights` asks `keep` about."""
     yield head_stack(checkpoint)
     for number in range(checkpoint.config.n_layers):
         yield from layer_stacks(checkpoint, number).values()
+        for name in ("gate_up", "down"):
+            yield from expert_stacks(checkpoint, number, name)
 
 
 _Kept = Callable[[Stack, Tensor | None], tuple[Matrix, Tensor | None]]
@@ -165,7 +193,7 @@ def _layer(files: _Files, checkpoint: Checkpoint, number: int, keep: _Kept, comp
         out_bias=out_bias,
         attention_post_norm=norm(names.attention_post_norm) if config.post_norms else None,
         mlp_norm=norm(names.mlp_norm),
-        mlp=_routed_block(files, config, names, prefix, stacks=stacks, keep=keep)
+        mlp=_routed_block(files, checkpoint, number, stacks=stacks, keep=keep, compute=compute)
         if _routed(config, number)
         else _dense_block(files, config, names, prefix, stacks=stacks, keep=keep),
         mlp_post_norm=norm(names.mlp_post_norm) if config.post_norms else None,
@@ -223,21 +251,39 @@ def _latent(
 
 
 def _routed_block(
-    files: _Files, config: ModelConfig, names: LayerNames, prefix: str, *, stacks: dict[str, Stack], keep: _Kept
+    files: _Files,
+    checkpoint: Checkpoint,
+    number: int,
+    *,
+    stacks: dict[str, Stack],
+    keep: _Kept,
+    compute: torch.dtype,
 ) -> Routed:
-    experts = config.experts
+    config, prefix = checkpoint.config, f"model.layers.{number}."
+    names, experts = layer_names(config), config.experts
     assert experts is not None
-    router = files.matrix(prefix, names.router)
-    correction = files.exact(f"{prefix}{names.router_bias}") if experts.corrected else None
     shared = None
     if experts.shared_size:
         shared = Dense(keep(stacks["gate_up"], None)[0], None, keep(stacks["down"], None)[0], None)
-    if names.all_gate_up is not None and names.all_down is not None:
-        gate_up, down = files.one(f"{prefix}{names.all_gate_up}"), files.one(f"{prefix}{names.all_down}")
-        return Routed(router, gate_up, down, experts, correction, shared)
-    gate_up = router.new_empty(experts.count, config.hidden_size, 2 * experts.intermediate_size)
-    down = router.new_empty(experts.count, experts.intermediate_size, config.hidden_size)
-    for expert in range(experts.count):
-        gate_up[expert] = files.matrix(prefix, *[name.format(expert) for name in names.expert_gate_up])
-        down[expert] = files.matrix(prefix, names.expert_down.format(expert))
-    return Routed(router, gate_up, down, experts, correction, shared)
+    return Routed(
+        router=files.matrix(prefix, names.router).to(compute),
+        gate_up=_all_of(expert_stacks(checkpoint, number, "gate_up"), keep),
+        down=_all_of(expert_stacks(checkpoint, number, "down"), keep),
+        rule=experts,
+        correction=files.exact(f"{prefix}{names.router_bias}") if experts.corrected else None,
+        shared=shared,
+    )
+
+
+def _all_of(stacks: Sequence[Stack], keep: _Kept) -> Tensor | list[Matrix]:
+    """The experts' matrices: tensors in one, others in a list."""
+    first, _ = keep(stacks[0], None)
+    if not isinstance(first, Tensor):
+        return [first, *(keep(stack, None)[0] for stack in stacks[1:])]
+    every = first.new_empty(len(stacks), *first.shape)
+    every[0] = first
+    for number, stack in enumerate(stacks[1:], 1):
+        matrix, _ = keep(stack, None)
+        assert isinstance(matrix, Tensor)
+        every[number] = matrix
+    return every

@@ -128,8 +128,7 @@ class _Job:
     def _whole(self, stack: Stack) -> Packed:
         if self._kind == "lossless" and sliced(stack, "bfloat16"):
             return compressed(library(), self._slices_in_memory([stack], "bfloat16")[stack.name])
-        matrix = torch.cat([self._read(part) for part in stack.parts]).t().contiguous()
-        return pack(matrix, self._kind)
+        return pack(stack.joined(self._read), self._kind)
 
     def _read(self, part: TensorInfo) -> Tensor:
         return numbers(part, read_tensor).to(self._dtype)

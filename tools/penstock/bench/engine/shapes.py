@@ -1,4 +1,4 @@
-"""The two models that are measured: shapes of real ones, with random weights."""
+"""The models that are measured: shapes of real ones, with random weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FILE = "model.safetensors"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaShape:
-    """A Llama with tied embeddings."""
+    """A Llama with tied embeddings, or, with experts, a Mixtral."""
 
     name: str
     layers: int
@@ -34,6 +34,10 @@ class LlamaShape:
     intermediate: int
     vocab: int
     max_positions: int = 32768
+    experts: int = 0
+    """In each layer, `intermediate` wide each; 0: one block for all tokens."""
+    per_token: int = 2
+    """Experts that a token uses, where there are some."""
 
     @property
     def kv_bytes(self) -> int:
@@ -43,13 +47,39 @@ class LlamaShape:
     @property
     def layer_parameters(self) -> int:
         """Weights in the matrices of one layer."""
-        attention = self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads)
-        return attention + 3 * self.hidden * self.intermediate
+        return self._attention_parameters + max(1, self.experts) * self._block_parameters
+
+    @property
+    def active_parameters(self) -> int:
+        """Weights in the matrices that one token goes through, the last one included."""
+        blocks = self.per_token if self.experts else 1
+        return self.layers * (self._attention_parameters + blocks * self._block_parameters) + self.vocab * self.hidden
+
+    @property
+    def _attention_parameters(self) -> int:
+        return self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads)
+
+    @property
+    def _block_parameters(self) -> int:
+        return 3 * self.hidden * self.intermediate
 
 
 BIG = LlamaShape(name="1b", layers=16, hidden=2048, heads=32, kv_heads=8, head_dim=64, intermediate=8192, vocab=128256)
 """Llama-3.2-1B's."""
 SMALL = LlamaShape(name="135m", layers=30, hidden=576, heads=9, kv_heads=3, head_dim=64, intermediate=1536, vocab=49152)
+
+MIXED = LlamaShape(
+    name="moe",
+    layers=12,
+    hidden=1024,
+    heads=16,
+    kv_heads=8,
+    head_dim=64,
+    intermediate=1536,
+    vocab=96000,
+    experts=16,
+)
+"""A thousand million parameters, of which a token uses a quarter."""
 
 
 def checkpoint(shape: LlamaShape, place: Path) -> Path:
@@ -74,9 +104,14 @@ def weight_bytes(directory: Path) -> int:
 
 
 def _config(shape: LlamaShape) -> dict[str, Any]:
+    family = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    experts: dict[str, Any] = {}
+    if shape.experts:
+        family = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
+        experts = {"num_local_experts": shape.experts, "num_experts_per_tok": shape.per_token, "sliding_window": None}
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        **family,
+        **experts,
         "vocab_size": shape.vocab,
         "hidden_size": shape.hidden,
         "intermediate_size": shape.intermediate,

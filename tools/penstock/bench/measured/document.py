@@ -19,6 +19,7 @@ from penstock.bench.measured import (
     gpu,
     house,
     kv,
+    large,
     operate,
     overhead,
     rest,
@@ -49,6 +50,7 @@ _SECTIONS: dict[str, Callable[[Results, Results | None], str]] = {
     "scale": scale.section,
     "operate": operate.section,
     "trust": trust.section,
+    "large": large.section,
     "failover": failover.section,
     "soak": soak.section,
     "evict": evict.section,
@@ -67,12 +69,13 @@ _LATER = (
     "scale",
     "operate",
     "trust",
+    "large",
     "failover",
     "soak",
     "gpu",
 )
 """Benches without a section as long as no run of theirs is kept."""
-_APART = {"router": "", "speculation": "", "trust": "", "e2e": "ablation_"}
+_APART = {"router": "", "speculation": "", "trust": "", "large": "", "e2e": "ablation_"}
 """Benches of parts that have nothing to do with each other, and how their names begin: each may be of another machine,
 and says so."""
 _HEAD = """# Measured

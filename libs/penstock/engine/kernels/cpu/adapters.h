@@ -7,14 +7,15 @@
 
 namespace penstock {
 
-constexpr int kAdapted = 4;      // products of a layer to which adapters add something
+constexpr int kAdapted = 4;       // products of a layer to which adapters add something
 constexpr int kAdapterParts = 3;  // most parts of one of them
 
 // The parts of a layer's product, which is numbered from 0.
 struct AdapterParts {
   AdapterParts(const Adapter *adapter, int layer, int product)
       : first(adapter ? adapter->part + adapter->begin[layer * kAdapted + product] : nullptr),
-        count(adapter ? adapter->begin[layer * kAdapted + product + 1] - adapter->begin[layer * kAdapted + product] : 0),
+        count(adapter ? adapter->begin[layer * kAdapted + product + 1] - adapter->begin[layer * kAdapted + product]
+                      : 0),
         kind(adapter ? adapter->kind : int(FLOAT32)) {}
   const AdapterPart *first;
   int count, kind;

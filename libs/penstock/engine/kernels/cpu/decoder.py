@@ -26,7 +26,7 @@ from penstock.engine.kernels.cpu.legality import Legality
 from penstock.engine.kernels.cpu.machine import Machine
 from penstock.engine.kernels.cpu.matrix import PackedMatrix
 from penstock.engine.kernels.cpu.packed import LANES
-from penstock.engine.layers.feedforward import Dense
+from penstock.engine.layers.feedforward import Dense, Routed
 from penstock.engine.layers.linear import Matrix
 from penstock.engine.layers.weights import LayerWeights, Weights
 from penstock.engine.step.batch import sampled_rows
@@ -37,6 +37,8 @@ from penstock.engine.step.run import Run
 _TABLES = (torch.float32, torch.bfloat16)
 """The types in which step.cpp reads embeddings."""
 _PROCEDURE = CFUNCTYPE(None)
+_ROUTED = 4
+"""Experts whose scores step.cpp computes together."""
 
 
 class CompiledDecoder:
@@ -57,6 +59,7 @@ class CompiledDecoder:
         layers = (LayerArgs * config.n_layers)(
             *(self._layer(layer, window or 0) for layer, window in zip(weights.layers, config.windows, strict=True))
         )
+        experts = config.experts
         cosine, sine = (self._floats(table.flatten(1)) for table in tables)
         self._model = ModelArgs(
             layers=config.n_layers,
@@ -65,6 +68,10 @@ class CompiledDecoder:
             kv_heads=config.n_kv_heads,
             head_dim=config.head_dim,
             intermediate=config.intermediate_size,
+            experts=0 if experts is None else experts.count,
+            per_token=0 if experts is None else experts.per_token,
+            normalised=experts is not None and experts.normalised,
+            expert_intermediate=0 if experts is None else experts.intermediate_size,
             eps=config.rms_eps,
             scale=config.attention_scale,
             kv_kind=Kind.of(memory.data.dtype),
@@ -90,13 +97,15 @@ class CompiledDecoder:
 
     @staticmethod
     def fits(config: ModelConfig) -> bool:
-        """Whether step.cpp computes such models: Llama, Mistral, Qwen and Phi in sizes that are whole vectors."""
-        sizes = (config.head_dim, config.hidden_size, config.intermediate_size)
+        """Whether step.cpp computes such models: Llama, Mistral, Mixtral, Qwen, Phi in sizes that are whole vectors."""
+        experts = config.experts
+        inner = 0 if experts is None else experts.intermediate_size
+        sizes = (config.head_dim, config.hidden_size, config.intermediate_size, inner)
         return (
             all(size % LANES == 0 for size in sizes)
             and config.rotary_dim == config.head_dim
             and config.activation == "silu"
-            and config.experts is None
+            and (experts is None or not (experts.sigmoid or experts.shared_size))
             and not config.post_norms
             and config.local_rope is None
             and config.attention_softcap is None
@@ -198,17 +207,28 @@ class CompiledDecoder:
         return self._end_to_end
 
     def _layer(self, layer: LayerWeights, window: int) -> LayerArgs:
-        assert isinstance(layer.mlp, Dense)
+        block = layer.mlp
         return LayerArgs(
             input_norm=self._floats(layer.input_norm),
             qk_norm=None if layer.qk_norm is None else self._floats(layer.qk_norm),
             mlp_norm=self._floats(layer.mlp_norm),
             qkv=_args(layer.qkv),
             output=_args(layer.out),
-            gate_up=_args(layer.mlp.gate_up),
-            down=_args(layer.mlp.down),
             window=window,
+            **(self._routed(block) if isinstance(block, Routed) else self._dense(block)),
         )
+
+    def _dense(self, block: Dense) -> dict[str, LinearArgs]:
+        return {"gate_up": _args(block.gate_up), "down": _args(block.down)}
+
+    def _routed(self, block: Routed) -> dict[str, int]:
+        count = block.rule.count
+        router = torch.nn.functional.pad(block.router.float().t(), (0, 0, 0, -count % _ROUTED))
+        gate_ups, downs = [
+            (LinearArgs * count)(*(_args(matrix) for matrix in matrices)) for matrices in (block.gate_up, block.down)
+        ]
+        self._keep += [gate_ups, downs]
+        return {"router": self._floats(router), "gate_ups": addressof(gate_ups), "downs": addressof(downs)}
 
     def _floats(self, values: Tensor) -> int:
         kept = values.float().contiguous()

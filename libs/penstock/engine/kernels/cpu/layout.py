@@ -67,8 +67,11 @@ class LayerArgs(Structure):
         ("mlp_norm", FLOATS),  # [hidden]
         ("qkv", LinearArgs),
         ("output", LinearArgs),
-        ("gate_up", LinearArgs),  # all columns of gate, then those of up
+        ("gate_up", LinearArgs),  # all columns of gate, then those of up; neither in a layer of experts
         ("down", LinearArgs),
+        ("router", FLOATS),  # [experts, up to a multiple of 4, hidden], zeros behind the last; null: there are none
+        ("gate_ups", pointer("const Linear")),  # [experts]
+        ("downs", pointer("const Linear")),  # [experts]
         ("window", c_int32),  # tokens that a row looks at, itself included; 0: all
     )
 
@@ -83,6 +86,10 @@ class ModelArgs(Structure):
         ("kv_heads", c_int32),
         ("head_dim", c_int32),
         ("intermediate", c_int32),
+        ("experts", c_int32),  # in each layer that has some
+        ("per_token", c_int32),  # experts that a row uses
+        ("normalised", c_int32),  # the weights of a row's experts are made to sum to 1
+        ("expert_intermediate", c_int32),
         ("eps", c_float),
         ("scale", c_float),  # the factor of products of queries and keys
         ("kv_kind", c_int32),  # FLOAT32, BFLOAT16, or INT8: see int8_kv.py

@@ -84,7 +84,7 @@ def naive_checksums(data: Tensor) -> bytes:
 
 def sliced(stack: Stack, kind: str) -> bool:
     """Whether `pack_slices` can pack this matrix; `pack.pack` packs all others, whole."""
-    plain = all(part.scale is None for part in stack.parts)
+    plain = not stack.turned and all(part.scale is None for part in stack.parts)
     return kind in _SLICED and plain and len({part.dtype for part in stack.parts}) == 1 and stack.inputs % 2 == 0
 
 

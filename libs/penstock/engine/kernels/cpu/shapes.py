@@ -7,9 +7,9 @@ from penstock.checkpoint import ModelConfig
 
 def misfit(config: ModelConfig) -> str | None:
     """Why the kernels can't compute this model, so that torch has to; None when they can."""
-    if config.experts is not None:
-        return "there are no kernels for experts"
     sizes = {"hidden_size": config.hidden_size, "intermediate_size": config.intermediate_size}
+    if config.experts is not None:
+        sizes["moe_intermediate_size"] = config.experts.intermediate_size
     if config.latent is not None:
         sizes["q_lora_rank"] = config.latent.query_rank or 0
         sizes["num_attention_heads times v_head_dim"] = config.n_heads * config.latent.value_dim

@@ -8,6 +8,8 @@
 #include "products.h"
 
 #include <algorithm>
+#include <atomic>
+#include <cmath>
 #include <cstring>
 #include <thread>
 #include <vector>
@@ -19,21 +21,22 @@ namespace {
 // The rows for which products are computed, in slabs that fit the nearer caches.
 class Rows {
  public:
-  // `chosen` are `count` rows of the step; null stands for the first `count`. `kind` is that of the matrices.
-  Rows(int count, const int32_t *chosen, int kind) : count_(count), chosen_(chosen) {
+  // `chosen` are rows of the step, of which `count` from `begin` on are meant; null stands for the rows' own numbers.
+  // `kind` is that of the matrices.
+  Rows(int count, const int32_t *chosen, int kind, int begin = 0) : count_(count), begin_(begin), chosen_(chosen) {
     for (int row = 0; row < count; row += kSlab) slabs_.emplace_back(std::min(count - row, kSlab), kind);
   }
   int count() const { return count_; }
   int slabs() const { return int(slabs_.size()); }
   const Blocks &blocks(int slab) const { return slabs_[slab]; }
-  int number(int slab, int row) const { return slab * kSlab + row; }
+  int number(int slab, int row) const { return begin_ + slab * kSlab + row; }
   int row(int slab, int row) const { return chosen_ ? chosen_[number(slab, row)] : number(slab, row); }
 
   // The number of blocks; each is packed as a chunk of its own.
   int all_blocks() const { return slabs_.empty() ? 0 : (slabs() - 1) * slabs_[0].count + slabs_.back().count; }
 
  private:
-  const int count_;
+  int count_, begin_;
   const int32_t *chosen_;
   std::vector<Blocks> slabs_;
 };
@@ -50,17 +53,23 @@ class Pass {
         packed_(kTiles && rounds(model.head.kind) && !step.adapter),
         qkv_(floats(wide())),
         mixed_(floats(narrow())),
-        inner_(floats(int(packed_width(model.intermediate)))),
+        inner_(scratch_.floats(std::max(step.rows * packed_width(model.intermediate),
+                                        places() * packed_width(model.expert_intermediate)))),
+        picks_(places()),
+        rows_(places()),
+        shares_(2 * places()),
         shrunk_(floats(step.ranks)),
         attention_(team, model, step, qkv_, mixed_, scratch_) {
     const int members = team_size(team), slab = std::min(step.rows, kSlab);
     const int64_t sums = int64_t(slab) * kGang * kLanes, room = kRoom;
-    const int64_t packed = step.rows * packed_width(std::max({model.hidden, narrow(), model.intermediate}));
-    float *next = scratch_.floats(members * (2 * sums + room) + (shared_ ? 1 : members) * packed);
+    const int64_t packed = std::max(step.rows * packed_width(std::max({model.hidden, narrow(), model.intermediate})),
+                                    places() * packed_width(std::max(model.hidden, model.expert_intermediate)));
+    const int64_t routing = model.experts ? model.hidden + packed_width(model.experts) : 0;
+    float *next = scratch_.floats(members * (2 * sums + room + routing) + (shared_ ? 1 : members) * packed);
     auto take = [&](int64_t count) { return next += count, next - count; };
     float *x = take(packed);
     for (int i = 0; i < members; ++i)
-      members_.push_back({i && !shared_ ? take(packed) : x, take(2 * sums), take(room), -1});
+      members_.push_back({i && !shared_ ? take(packed) : x, take(2 * sums), take(room), take(routing), -1});
   }
 
   void run() {
@@ -73,8 +82,9 @@ class Pass {
       add(KEEP, layer, attention_.keeping());
       add(ATTENTION, layer, attention_.chunks());
       product_of(OUTPUT, layer, own.output.outputs, rows);
-      product_of(GATE_UP, layer, model_.intermediate, rows);
-      product_of(DOWN, layer, own.down.outputs, rows);
+      if (own.router) phases_.push_back({ROUTE, GATE_UP, layer, (rows.count() + kRouted - 1) / kRouted, 0});
+      product_of(GATE_UP, layer, inner_of(layer), rows);
+      product_of(DOWN, layer, model_.hidden, rows);
       if (tap_ < step_.tap_count && step_.taps[tap_] == layer + 1)
         phases_.push_back({TAP, NONE, layer, (step_.features + kTogether - 1) / kTogether, tap_++});
       if (step_.between) compute(), reinterpret_cast<void (*)()>(step_.between)();
@@ -85,9 +95,9 @@ class Pass {
   }
 
  private:
-  enum Job { EMBED, KEEP, ATTENTION, SHRINK, PACK_ROWS, MULTIPLY, TAP, BEST };
+  enum Job { EMBED, KEEP, ATTENTION, ROUTE, SHRINK, PACK_ROWS, MULTIPLY, TAP, BEST };
   enum Product { NONE, QKV, OUTPUT, GATE_UP, DOWN, HEAD };  // the product whose rows are packed, or that is computed
-  static constexpr int kTogether = 16;                      // rows that one chunk embeds, or keeps
+  static constexpr int kTogether = 16, kRouted = 2;         // rows that one chunk embeds, or keeps; or routes
   struct Phase {
     Job job;
     Product product;
@@ -98,15 +108,21 @@ class Pass {
     float *x;     // [rows, in], packed for the current phase; shared by all members if there are many rows
     float *sums;  // a slab's sums, twice
     float *room;
-    int ready;  // the phase for which x is packed
+    float *routing;  // a row, and its scores
+    int ready;       // the phase for which x is packed
+  };
+  // An expert that some rows have chosen. These stand together in `rows_`, and so do their results.
+  struct Expert {
+    int number;
+    Rows rows;
   };
 
   // Computes the phases that were added since the last call.
   void compute() {
-    std::vector<int> chunks;
-    for (size_t at = computed_; at < phases_.size(); ++at) chunks.push_back(phases_[at].chunks);
+    chunks_.clear();
+    for (size_t at = computed_; at < phases_.size(); ++at) chunks_.push_back(phases_[at].chunks);
     team_run(
-        team_, int(chunks.size()), chunks.data(),
+        team_, int(chunks_.size()), chunks_.data(),
         [](void *self, int phase, int chunk, int member) {
           Pass &pass = *static_cast<Pass *>(self);
           pass.chunk(pass.computed_ + phase, chunk, member);
@@ -117,24 +133,35 @@ class Pass {
 
   int wide() const { return (model_.heads + 2 * model_.kv_heads) * model_.head_dim; }
   int narrow() const { return model_.heads * model_.head_dim; }
+  int inner_of(int layer) const {
+    return model_.layer[layer].router ? model_.expert_intermediate : model_.intermediate;
+  }
+  int64_t places() const { return int64_t(step_.rows) * model_.per_token; }  // of rows at experts
   float *floats(int width) { return scratch_.floats(int64_t(step_.rows) * width); }
 
   void add(Job job, int layer, int chunks) { phases_.push_back({job, NONE, layer, chunks, 0}); }
 
   // Adds two phases: pack the rows, multiply. If there are few rows, the first has no chunks: each member packs all
-  // rows for itself, which costs less than waiting for each other. Nor has it any if the rows were written packed.
+  // rows for itself, which costs less than waiting for each other. Nor has it any if the rows were written packed. For
+  // experts `arrange` counts the chunks.
   void product_of(Product product, int layer, int columns, const Rows &rows) {
-    if (step_.adapter && product != HEAD)
-      phases_.push_back({SHRINK, product, layer, rows.count() * kAdapterParts, 0});
+    if (adapts(product, layer)) phases_.push_back({SHRINK, product, layer, rows.count() * kAdapterParts, 0});
     const int panels = columns / kLanes;
     const bool halved = product == GATE_UP && kGang > 8;  // a chunk takes panels of two matrices
     const int size = halved ? (size_of(panels) + 7) / 8 * 4 : size_of(panels);
-    phases_.push_back({PACK_ROWS, product, layer, shared_ && !is_packed(product) ? rows.all_blocks() : 0, 0});
-    phases_.push_back({MULTIPLY, product, layer, rows.slabs() ? (panels + size - 1) / size : 0, size});
+    const bool routed = is_routed(product, layer), later = routed && product == GATE_UP;
+    const int blocks = shared_ && !is_packed(product) && !routed ? rows.all_blocks() : 0;
+    phases_.push_back({PACK_ROWS, product, layer, blocks, 0});
+    phases_.push_back({MULTIPLY, product, layer, rows.slabs() && !later ? (panels + size - 1) / size : 0, size});
   }
 
   // Whether the product before this one has written its rows packed.
   bool is_packed(Product product) const { return packed_ && product == DOWN; }
+
+  // Whether the product is one of experts.
+  bool is_routed(Product product, int layer) const {
+    return (product == GATE_UP || product == DOWN) && model_.layer[layer].router;
+  }
 
   // The number of panels in a chunk: small enough that every member gets some, and whole gangs where there are many.
   // With many rows in tiles, pairs of panels make chunks that members can share evenly.
@@ -160,22 +187,110 @@ class Pass {
       case EMBED: return embed(chunk * kTogether, std::min((chunk + 1) * kTogether, step_.rows));
       case KEEP: return attention_.keep(phase.layer, chunk, who);
       case ATTENTION: return attention_.run(phase.layer, chunk, who, phase.layer + 1 == model_.layers);
+      case ROUTE: return route(phase, number, chunk * kRouted, member);
       case SHRINK: return shrink_row(phase, chunk / kAdapterParts, chunk % kAdapterParts);
       case PACK_ROWS: return pack_rows(phase, member.x, chunk);
-      case MULTIPLY: return multiply(phase, number, chunk * phase.size, member);
+      case MULTIPLY: return multiply(phase, number, chunk, member);
       case TAP: return tap(phase.size, chunk * kTogether, std::min((chunk + 1) * kTogether, step_.features));
       case BEST: step_.best[chunk] = best_of(chunk);
     }
   }
 
-  // Multiplies all rows with the chunk of panels from `first` on, in phase `number`.
-  void multiply(const Phase &phase, int number, int first, Member &member) {
-    const Rows &rows = rows_of(phase);
+  // Multiplies rows with a chunk of panels, in phase `number`. Of `down` a chunk has the same panels of all experts, so
+  // that each row adds what they say in their order; of `gate_up`, those of one expert.
+  void multiply(const Phase &phase, int number, int chunk, Member &member) {
+    const bool routed = is_routed(phase.product, phase.layer);
     if (!shared_ && !is_packed(phase.product) && member.ready != number) {
       member.ready = number;
-      for (int block = 0; block < rows.all_blocks(); ++block) pack_rows(phase, member.x, block);
+      const int blocks = routed ? blocks_ : rows_of(phase).all_blocks();
+      for (int block = 0; block < blocks; ++block) pack_rows(phase, member.x, block);
     }
-    for (int slab = 0; slab < rows.slabs(); ++slab) multiply(phase, rows, slab, first, member);
+    if (!routed) return multiply(phase, matrix_of(phase), rows_of(phase), chunk * phase.size, member);
+    const Layer &layer = model_.layer[phase.layer];
+    if (phase.product == DOWN) {
+      for (const Expert &expert : experts_)
+        multiply(phase, layer.downs[expert.number], expert.rows, chunk * phase.size, member);
+    } else {
+      const int chunks = chunks_of(phase);
+      const Expert &expert = experts_[chunk / chunks];
+      multiply(phase, layer.gate_ups[expert.number], expert.rows, chunk % chunks * phase.size, member);
+    }
+  }
+
+  void multiply(const Phase &phase, const Linear &matrix, const Rows &rows, int first, Member &member) {
+    for (int slab = 0; slab < rows.slabs(); ++slab) multiply(phase, matrix, rows, slab, first, member);
+  }
+
+  // The number of chunks of one expert's `gate_up`.
+  int chunks_of(const Phase &phase) const {
+    return (model_.expert_intermediate / kLanes + phase.size - 1) / phase.size;
+  }
+
+  // Chooses the experts of the rows from `first` on, as layers/feedforward.py says, but with the softmax behind the
+  // choice. Who is the last to do so arranges the rest.
+  void route(const Phase &phase, int number, int first, Member &member) {
+    const Layer &layer = model_.layer[phase.layer];
+    const Rows &rows = rows_of(phase);
+    float *own = member.routing, *score = own + model_.hidden;
+    for (int at = first; at < std::min(first + kRouted, rows.count()); ++at) {
+      normalise(step_.x + int64_t(rows.row(0, at)) * model_.hidden, layer.mlp_norm, model_.hidden, model_.eps, own);
+      for (int expert = 0; expert < model_.experts; expert += 4) {
+        Floats sum[4] = {};
+        const float *weights = layer.router + int64_t(expert) * model_.hidden;
+        for (int k = 0; k < model_.hidden; k += kLanes)
+          for (int i = 0; i < 4; ++i)
+            sum[i].add(Floats::load(own + k), Floats::load(weights + int64_t(i) * model_.hidden + k));
+        const FourFloats four = totals(sum);
+        std::memcpy(score + expert, &four, sizeof four);
+      }
+      choose(score, at);
+    }
+    if (routed_.fetch_add(1) + 1 == phase.chunks) arrange(rows, number);
+  }
+
+  // Picks the best experts of a row, the first of several that are equal, and gives each its weight.
+  void choose(const float *score, int row) {
+    const int count = model_.experts, some = model_.per_token;
+    int32_t *pick = picks_.data() + int64_t(row) * some;
+    float *share = shares_.data() + places() + int64_t(row) * some;
+    for (int j = 0; j < some; ++j) {
+      int best = -1;
+      for (int expert = 0; expert < count; ++expert)
+        if ((best < 0 || score[expert] > score[best]) && std::find(pick, pick + j, expert) == pick + j) best = expert;
+      pick[j] = best;
+      share[j] = std::exp(score[best] - score[pick[0]]);
+    }
+    float total = 0;
+    if (model_.normalised)
+      for (int j = 0; j < some; ++j) total += share[j];
+    else
+      for (int expert = 0; expert < count; ++expert) total += std::exp(score[expert] - score[pick[0]]);
+    for (int j = 0; j < some; ++j) share[j] /= total;
+  }
+
+  // Sorts what rows have chosen by expert, and counts the chunks of the phases behind `number`.
+  void arrange(const Rows &rows, int number) {
+    routed_ = 0, blocks_ = 0;
+    experts_.clear();
+    std::vector<int> next(model_.experts + 1);
+    const int all = rows.count() * model_.per_token;
+    for (int at = 0; at < all; ++at) ++next[picks_[at] + 1];
+    for (int expert = 0, begin = 0; expert < model_.experts; ++expert) {
+      const int some = next[expert + 1];
+      next[expert] = begin;
+      if (!some) continue;
+      experts_.push_back({expert, Rows(some, rows_.data(), model_.head.kind, begin)});
+      begin += some, blocks_ += experts_.back().rows.all_blocks();
+    }
+    for (int at = 0; at < all; ++at) {
+      const int place = next[picks_[at]]++;
+      rows_[place] = rows.row(0, at / model_.per_token);
+      shares_[place] = shares_[places() + at];
+    }
+    int *chunks = chunks_.data() + (number + 1 - computed_);
+    chunks[0] = shared_ ? blocks_ : 0;
+    chunks[1] = int(experts_.size()) * chunks_of(phases_[number + 2]);
+    chunks[2] = shared_ && !is_packed(DOWN) ? blocks_ : 0;
   }
 
   void embed(int first, int last) {
@@ -208,9 +323,13 @@ class Pass {
     return best(own, model_.vocab, legal->bits + int64_t(row) * legal->words);
   }
 
+  // Whether adapters may add something to a product.
+  bool adapts(Product product, int layer) const {
+    return step_.adapter && product != HEAD && !is_routed(product, layer);
+  }
+
   AdapterParts parts_of(const Phase &phase, int number) const {
-    const bool any = step_.adapter && phase.product != HEAD;
-    return AdapterParts(any ? step_.adapter[rows_of(phase).row(0, number)] : nullptr, phase.layer, phase.product - QKV);
+    return AdapterParts(step_.adapter[rows_of(phase).row(0, number)], phase.layer, phase.product - QKV);
   }
 
   // Multiplies a row with one of the thin matrices of its adapter.
@@ -225,14 +344,12 @@ class Pass {
     };
     if (phase.product == OUTPUT || phase.product == DOWN) {
       const int in = phase.product == OUTPUT ? narrow() : model_.intermediate;
-      const float *from =
-          phase.product == OUTPUT ? mixed_ + int64_t(row) * in : inner_ + int64_t(number) * in;
+      const float *from = phase.product == OUTPUT ? mixed_ + int64_t(row) * in : inner_ + int64_t(number) * in;
       return multiplied(in, [&](int k) { return Floats::load(from + k); });
     }
     const float *from = step_.x + int64_t(row) * model_.hidden, *weight = norm_of(phase);
     const float factor = norm_factor(from, model_.hidden, model_.eps);
-    multiplied(model_.hidden,
-               [&](int k) { return Floats::load(from + k) * factor * Floats::load(weight + k); });
+    multiplied(model_.hidden, [&](int k) { return Floats::load(from + k) * factor * Floats::load(weight + k); });
   }
 
   // What the adapter of a row adds to a panel of its product.
@@ -244,7 +361,13 @@ class Pass {
 
   // Packs one block of the rows that are multiplied.
   void pack_rows(const Phase &phase, float *x, int number) {
-    const Rows &rows = rows_of(phase);
+    if (!is_routed(phase.product, phase.layer)) return pack_rows(phase, rows_of(phase), x, number);
+    const Expert *expert = experts_.data();
+    for (int blocks; number >= (blocks = expert->rows.all_blocks()); ++expert) number -= blocks;
+    pack_rows(phase, expert->rows, x, number);
+  }
+
+  void pack_rows(const Phase &phase, const Rows &rows, float *x, int number) {
     const int slab = number / rows.blocks(0).count, block = number % rows.blocks(0).count;
     const Blocks &blocks = rows.blocks(slab);
     const int first = blocks.first(block), size = blocks.size(block);
@@ -257,7 +380,7 @@ class Pass {
         });
       }
       case DOWN: {
-        const int in = model_.intermediate;
+        const int in = inner_of(phase.layer);
         return pack_block(model_.head.kind, size, in, packed(in), [&](int r, int k) {
           return Floats::load(inner_ + int64_t(rows.number(slab, first + r)) * in + k);
         });
@@ -278,14 +401,13 @@ class Pass {
     }
   }
 
-  void multiply(const Phase &phase, const Rows &rows, int slab, int first, Member &member) {
+  void multiply(const Phase &phase, const Linear &matrix, const Rows &rows, int slab, int first, Member &member) {
     const Blocks &blocks = rows.blocks(slab);
-    const Linear &matrix = matrix_of(phase);
-    const int width = (phase.product == GATE_UP ? model_.intermediate : matrix.outputs) / kLanes,
+    const int width = (phase.product == GATE_UP ? matrix.outputs / 2 : matrix.outputs) / kLanes,
               count = std::min(width - first, phase.size);
     const float *packed = is_packed(phase.product) ? inner_ : member.x,
                 *x = packed + rows.number(slab, 0) * packed_width(matrix.inputs);
-    const bool adapted = step_.adapter && phase.product != HEAD;
+    const bool adapted = adapts(phase.product, phase.layer);
     auto each = [&](auto take) {
       if (!adapted) return product(matrix, first, count, x, blocks, member.room, member.sums, take);
       product(matrix, first, count, x, blocks, member.room, member.sums, [&](int row, int panel, Floats sum) {
@@ -301,11 +423,12 @@ class Pass {
         float *ups = member.sums + int64_t(blocks.rows) * kGang * kLanes;
         penstock::multiply(matrix, width + first, count, x, blocks, member.room, ups);
         auto inner = [&](int row, int panel, const Floats &gate) {
-          Floats up = finished(matrix, width + panel, Floats::load(ups + (int64_t(row) * kGang + panel - first) * kLanes));
+          Floats up =
+              finished(matrix, width + panel, Floats::load(ups + (int64_t(row) * kGang + panel - first) * kLanes));
           if (adapted) up += expanded(phase, rows.number(slab, row), width + panel);
           return silu(gate) * up;
         };
-        const int wide = model_.intermediate;
+        const int wide = width * kLanes;
         if (!packed_)
           return each([&](int row, int panel, Floats gate) {
             inner(row, panel, gate).store(inner_ + int64_t(rows.number(slab, row)) * wide + panel * kLanes);
@@ -326,7 +449,9 @@ class Pass {
             std::memcpy(step_.logits + int64_t(rows.number(slab, row)) * model_.vocab + at, &sum, some * sizeof(float));
         });
       default:
+        const bool routed = is_routed(phase.product, phase.layer);
         return each([&](int row, int panel, Floats sum) {
+          if (routed) sum *= shares_[rows.number(slab, row)];
           float *to = step_.x + int64_t(rows.row(slab, row)) * model_.hidden + panel * kLanes;
           (Floats::load(to) + sum).store(to);
         });
@@ -359,12 +484,18 @@ class Pass {
   const bool packed_;  // whether inner_ is written packed for tiles
   Scratch scratch_;
   float *const qkv_, *const mixed_, *const inner_;  // [rows, wide()], [rows, narrow()], [rows, intermediate]
+  std::vector<int32_t> picks_, rows_;               // experts by row; rows by expert
+  std::vector<float> shares_;                       // the weights in the order of `rows_`, then of `picks_`
+  std::vector<Expert> experts_;                     // those that rows of this layer have chosen
+  int blocks_ = 0;                                  // of all of them
+  std::atomic<int> routed_ = 0;                     // chunks of this layer
   float *const shrunk_;                             // [rows, ranks]: rows in the middle of their adapters' products
   Attention attention_;
   std::vector<Member> members_;
   std::vector<Phase> phases_;
-  int computed_ = 0;  // phases
-  int tap_ = 0;       // taps that have their phases
+  std::vector<int> chunks_;  // of the phases from `computed_` on
+  int computed_ = 0;         // phases
+  int tap_ = 0;              // taps that have their phases
 };
 
 }  // namespace

@@ -1,0 +1,79 @@
+"""The bench of large models: its shapes, its figures, and what other engines get of the weights."""
+
+from __future__ import annotations
+
+import pytest
+from tests.tools.bench.test_engine import row
+
+from penstock.bench.engine.shapes import MIXED, LlamaShape, checkpoint
+from penstock.bench.engine.subjects import OURS
+from penstock.bench.large.experts import figures_of, sitting
+from penstock.bench.large.measure import measure
+from penstock.checkpoint import inspect
+from penstock.runtime.config import ConfigError
+
+TINY = LlamaShape(
+    name="tiny", layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16, intermediate=96, vocab=512, experts=3
+)
+
+
+def test_the_shape_has_the_parameters_that_it_says():
+    total = MIXED.layers * MIXED.layer_parameters + MIXED.vocab * MIXED.hidden
+    assert total == pytest.approx(1e9, rel=0.1)
+    assert MIXED.active_parameters == pytest.approx(250e6, rel=0.1)
+
+
+def test_a_shape_of_experts_is_a_checkpoint(tmp_path):
+    found = inspect(checkpoint(TINY, tmp_path))
+    assert (found.config.architecture, found.config.tied) == ("MixtralForCausalLM", True)
+    assert (found.config.experts.count, found.config.experts.per_token) == (3, 2)
+    routers, norms = TINY.layers * 3 * TINY.hidden, (2 * TINY.layers + 1) * TINY.hidden
+    matrices = TINY.layers * TINY.layer_parameters + TINY.vocab * TINY.hidden
+    assert found.parameters == matrices + routers + norms
+
+
+def test_each_figure_is_beside_the_better_peer():
+    rows = [
+        row(name, [rate, rate], [6.0, 6.0], cell, "moe")
+        for cell, rates in (("decode_b1", (6.0, 4.0, 2.0)), ("decode_b8", (6.0, 3.0, 12.0)))
+        for name, rate in zip((OURS, "llamacpp", "transformers"), rates, strict=True)
+    ]
+    found = {figure.id: figure for figure in figures_of(rows)}
+    assert (found["moe_decode_vs_best"].value, found["moe_decode_vs_best"].met) == (1.5, True)
+    assert (found["moe_decode8_vs_best"].value, found["moe_decode8_vs_best"].met) == (0.5, False)
+    assert "transformers" in found["moe_decode8_vs_best"].against
+    assert found["decode_b8_moe_llamacpp_tokens_per_s"].value == 3.0
+
+
+def test_every_cell_has_its_figure():
+    for quick in (True, False):
+        cells = [cell.name for cell in sitting(quick).cells]
+        assert [figure.id for figure in figures_of([])] == ["moe_decode_vs_best", "moe_decode8_vs_best"]
+        assert cells == ["decode_b1", "decode_b8"]
+
+
+async def test_a_part_that_there_is_not_is_named():
+    with pytest.raises(ConfigError, match="part = 'exports': must be one of experts"):
+        await measure(True, ["exports"])
+
+
+def test_llama_cpp_gets_a_layers_experts_in_one_tensor(tmp_path):
+    gguf = pytest.importorskip("gguf")
+    import torch
+    from loadtest.peers.gguf_file import write
+    from safetensors.torch import load_file
+
+    directory = checkpoint(TINY, tmp_path)
+    write(directory, directory / "bfloat16.gguf", "bfloat16")
+    weights = load_file(directory / "model.safetensors")
+    reader = gguf.GGUFReader(directory / "bfloat16.gguf")
+    found = {tensor.name: tensor for tensor in reader.tensors}
+    for theirs, ours in (("ffn_gate_exps", "w1"), ("ffn_up_exps", "w3"), ("ffn_down_exps", "w2")):
+        whole = torch.from_numpy(found[f"blk.1.{theirs}.weight"].data.copy()).view(torch.bfloat16)
+        each = [weights[f"model.layers.1.block_sparse_moe.experts.{number}.{ours}.weight"] for number in range(3)]
+        assert torch.equal(whole, torch.stack(each))
+    router = torch.from_numpy(found["blk.0.ffn_gate_inp.weight"].data.copy())
+    assert router.dtype == torch.float32
+    assert torch.equal(router, weights["model.layers.0.block_sparse_moe.gate.weight"].float())
+    assert reader.fields["llama.expert_count"].parts[-1][0] == 3
+    assert reader.fields["llama.expert_used_count"].parts[-1][0] == 2

@@ -1,0 +1,1 @@
+"""`penstock bench large`: what large models are made of, at sizes that fit one machine."""
