@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from penstock.checkpoint import CheckpointError, inspect
-from penstock.engine.adapters.shelf import AdapterRefused
 from penstock.engine.engine import Engine
 from penstock.engine.errors import EngineError, RequestRefused
 from penstock.engine.kernels.cpu.decoder import CompiledDecoder
@@ -247,6 +246,3 @@ def test_a_name_is_one_that_clients_can_ask_for(llama):
             settings_of(llama.model, lora=(entry,))
     with pytest.raises(ConfigError, match="twice"):
         settings_of(llama.model, lora=("a=x", "a=y"))
-
-
-assert AdapterRefused

@@ -15,7 +15,7 @@ from penstock.engine.kernels.cpu.packed import LANES
 from penstock.engine.layers.adapters import AdapterWeights, Delta
 from penstock.engine.step.run import Run
 
-RANKS = 8
+RANKS = 4
 """The kernels take so many ranks at once: others are filled up with zeros."""
 _PRODUCTS = ("qkv", "out", "gate_up", "down")
 """In the order of the kernels."""

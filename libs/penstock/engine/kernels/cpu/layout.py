@@ -124,7 +124,7 @@ class AdapterPartArgs(Structure):
     _fields_ = (
         ("down", BYTES),  # [rank, inputs]
         ("up", BYTES),  # [panels, rank, 16]
-        ("rank", c_int32),  # a multiple of 8
+        ("rank", c_int32),  # a multiple of 4
         ("first", c_int32),  # panel
         ("panels", c_int32),
         ("at", c_int32),  # where its numbers are in the row of all parts of the product

@@ -188,7 +188,7 @@ class Pass {
       case KEEP: return attention_.keep(phase.layer, chunk, who);
       case ATTENTION: return attention_.run(phase.layer, chunk, who, phase.layer + 1 == model_.layers);
       case ROUTE: return route(phase, number, chunk * kRouted, member);
-      case SHRINK: return shrink_row(phase, chunk / kAdapterParts, chunk % kAdapterParts);
+      case SHRINK: return shrink_row(phase, chunk / kAdapterParts, chunk % kAdapterParts, member);
       case PACK_ROWS: return pack_rows(phase, member.x, chunk);
       case MULTIPLY: return multiply(phase, number, chunk, member);
       case TAP: return tap(phase.size, chunk * kTogether, std::min((chunk + 1) * kTogether, step_.features));
@@ -333,31 +333,36 @@ class Pass {
   }
 
   // Multiplies a row with one of the thin matrices of its adapter.
-  void shrink_row(const Phase &phase, int number, int which) {
+  void shrink_row(const Phase &phase, int number, int which, Member &member) {
     const AdapterParts parts = parts_of(phase, number);
     if (which >= parts.count) return;
-    const int row = rows_of(phase).row(0, number);
-    const AdapterPart &part = parts.first[which];
-    auto multiplied = [&](int in, auto value) {
-      float *to = shrunk_ + int64_t(number) * step_.ranks;
-      parts.kind == FLOAT32 ? shrink<float>(part, in, value, to) : shrink<uint16_t>(part, in, value, to);
-    };
-    if (phase.product == OUTPUT || phase.product == DOWN) {
-      const int in = phase.product == OUTPUT ? narrow() : model_.intermediate;
-      const float *from = phase.product == OUTPUT ? mixed_ + int64_t(row) * in : inner_ + int64_t(number) * in;
-      return multiplied(in, [&](int k) { return Floats::load(from + k); });
-    }
-    const float *from = step_.x + int64_t(row) * model_.hidden, *weight = norm_of(phase);
-    const float factor = norm_factor(from, model_.hidden, model_.eps);
-    multiplied(model_.hidden, [&](int k) { return Floats::load(from + k) * factor * Floats::load(weight + k); });
+    const int64_t row = rows_of(phase).row(0, number);
+    int in = model_.hidden;
+    const float *x = member.room;
+    if (phase.product == OUTPUT)
+      in = narrow(), x = mixed_ + row * in;
+    else if (phase.product == DOWN)
+      in = model_.intermediate, x = inner_ + int64_t(number) * in;
+    else
+      normalise(step_.x + row * in, norm_of(phase), in, model_.eps, member.room);
+    float *to = shrunk_ + int64_t(number) * step_.ranks;
+    parts.kind == FLOAT32 ? shrink<float>(parts.first[which], in, x, to)
+                          : shrink<uint16_t>(parts.first[which], in, x, to);
   }
 
-  // What the adapter of a row adds to a panel of its product.
-  Floats expanded(const Phase &phase, int number, int panel) const {
-    const AdapterParts parts = parts_of(phase, number);
-    const float *shrunk = shrunk_ + int64_t(number) * step_.ranks;
-    return parts.kind == FLOAT32 ? expand<float>(parts, panel, shrunk) : expand<uint16_t>(parts, panel, shrunk);
-  }
+  // What adapters add to results of a product: row by row.
+  struct Expansion {
+    const Pass &pass;
+    const Phase &phase;
+    int number = -1;
+    AdapterParts parts;
+    void add(int row, int panel, Floats &sum) {
+      if (row != number) parts = pass.parts_of(phase, number = row);
+      if (!parts.count) return;
+      const float *shrunk = pass.shrunk_ + int64_t(number) * pass.step_.ranks;
+      parts.kind == FLOAT32 ? expand<float>(parts, panel, shrunk, sum) : expand<uint16_t>(parts, panel, shrunk, sum);
+    }
+  };
 
   // Packs one block of the rows that are multiplied.
   void pack_rows(const Phase &phase, float *x, int number) {
@@ -408,10 +413,12 @@ class Pass {
     const float *packed = is_packed(phase.product) ? inner_ : member.x,
                 *x = packed + rows.number(slab, 0) * packed_width(matrix.inputs);
     const bool adapted = adapts(phase.product, phase.layer);
+    Expansion expansion{*this, phase};
     auto each = [&](auto take) {
       if (!adapted) return product(matrix, first, count, x, blocks, member.room, member.sums, take);
       product(matrix, first, count, x, blocks, member.room, member.sums, [&](int row, int panel, Floats sum) {
-        take(row, panel, sum + expanded(phase, rows.number(slab, row), panel));
+        expansion.add(rows.number(slab, row), panel, sum);
+        take(row, panel, sum);
       });
     };
     switch (phase.product) {
@@ -425,7 +432,7 @@ class Pass {
         auto inner = [&](int row, int panel, const Floats &gate) {
           Floats up =
               finished(matrix, width + panel, Floats::load(ups + (int64_t(row) * kGang + panel - first) * kLanes));
-          if (adapted) up += expanded(phase, rows.number(slab, row), width + panel);
+          if (adapted) expansion.add(rows.number(slab, row), width + panel, up);
           return silu(gate) * up;
         };
         const int wide = width * kLanes;
