@@ -159,15 +159,17 @@ async def until(fact: Callable[[], bool], what: str, seconds: float = 10) -> Non
         raise AssertionError(f"not within {seconds} s: {what}") from None
 
 
-def mesh_keys(mesh: Mesh, tokens: list[int]) -> list[bytes]:
+def mesh_keys(mesh: Mesh, tokens: list[int], *, adapter: str = "") -> list[bytes]:
     """The block keys that the mesh gives these tokens, for its default tenant."""
     spec = mesh.workers[0].spec
-    return block_keys(root_key(spec, mesh.gateway.reception.auth.namespace("default")), tokens, spec.block_size)
+    root = root_key(spec, mesh.gateway.reception.auth.namespace("default"), adapter)
+    return block_keys(root, tokens, spec.block_size)
 
 
-async def settled(mesh: Mesh, tokens: list[int]) -> None:
-    """Returns when the store, and the router's index, hold every full block of `tokens`."""
-    keys = mesh_keys(mesh, tokens)
+async def settled(mesh: Mesh, tokens: list[int], *, adapter: str = "") -> None:
+    """Returns when the store, and the router's index, hold every full block of `tokens`, computed with the adapter of
+    that fingerprint."""
+    keys = mesh_keys(mesh, tokens, adapter=adapter)
     if not keys:
         return
     stub = kvstore_pb2_grpc.KvStoreStub(mesh.workers[0].channels.to(mesh.kvstore.address, "store"))

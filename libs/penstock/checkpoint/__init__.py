@@ -4,6 +4,7 @@
 can load or raises `CheckpointError` with the file and the reason.
 """
 
+from penstock.checkpoint.adapter import AdaptedPart, AdapterCheckpoint, inspect_adapter
 from penstock.checkpoint.attention import KvForm, Latent, Temperature
 from penstock.checkpoint.directory import Checkpoint, RankPart, inspect
 from penstock.checkpoint.draft_head import HEAD_EMBEDDING, HeadCheckpoint, inspect_head
@@ -24,6 +25,8 @@ __all__ = [
     "HEAD",
     "HEAD_EMBEDDING",
     "SUPPORTED",
+    "AdaptedPart",
+    "AdapterCheckpoint",
     "Checkpoint",
     "CheckpointError",
     "Experts",
@@ -39,6 +42,7 @@ __all__ = [
     "check_split",
     "fingerprint",
     "inspect",
+    "inspect_adapter",
     "inspect_head",
     "layer_names",
     "part_of",

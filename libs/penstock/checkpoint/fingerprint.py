@@ -47,7 +47,7 @@ def fingerprint(model: str | Path | Checkpoint) -> str:
     described = json.dumps(fields, sort_keys=True).encode()
     digest.update(len(described).to_bytes(8, "little") + described)
     for file in checkpoint.weight_files:
-        _add_file(digest, file)
+        add_file(digest, file)
     return digest.hexdigest()
 
 
@@ -65,11 +65,12 @@ def tokenizer_fingerprint(model: str | Path | Checkpoint) -> str:
     """sha256 (hex) of tokenizer.json, or of what stands for it (see tokenizer_file). Raises CheckpointError."""
     file = model.tokenizer if isinstance(model, Checkpoint) else tokenizer_file(Path(model))
     digest = hashlib.sha256()
-    _add_file(digest, file, with_length=False)
+    add_file(digest, file, with_length=False)
     return digest.hexdigest()
 
 
-def _add_file(digest: hashlib._Hash, file: Path, with_length: bool = True) -> None:
+def add_file(digest: hashlib._Hash, file: Path, with_length: bool = True) -> None:
+    """Adds a file's length and bytes. Raises CheckpointError."""
     try:
         with file.open("rb") as stream:
             if with_length:

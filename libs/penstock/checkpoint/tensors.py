@@ -250,6 +250,13 @@ def needed_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return needed
 
 
+def layer_matrices(config: ModelConfig, layer: int) -> dict[str, tuple[int, int]]:
+    """(rows, columns) of the matrices of a layer that are tensors of their own, by their names there."""
+    names = layer_names(config)
+    linears = (*_attention(config, names), *_feed_forward(config, names, layer))
+    return {name: (rows, columns) for name, rows, columns, _ in linears}
+
+
 _Linear = tuple[str, int, int, bool]
 """A matrix: name, rows, columns, whether it has a bias."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +19,7 @@ HEAD_PLACES = ("worker", "service")
 _MOST_THREADS = 1024
 _MOST_DRAFTS = 32
 _MOST_RANKS = 64
+_LONGEST_NAME = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +91,13 @@ class EngineSettings:
     draft_head_in: str = "worker"
     """Where the draft head guesses: in the decode worker, between its steps; or in the draft service, to which the
     worker tells what the model's layers say."""
+    lora: Annotated[tuple[str, ...], Parameter(negative=())] = ()
+    """LoRA adapters of the (first) model, NAME=DIR for each, in the format of PEFT; clients ask for MODEL:NAME. All
+    workers need the same; more can be loaded while they run, see `penstock ctl lora`."""
+    max_loras: int = 16
+    """Most adapters in a worker's memory at a time; the one that was not used for longest leaves for another."""
+    lora_bytes: Size = 1 << 30
+    """Most bytes that these have together."""
     kernels: Annotated[bool, Parameter(parse=False)] = True
     """Use the C++ kernels on a CPU, when there is a compiler and the model suits them."""
     shared_pages: Annotated[bool, Parameter(parse=False)] = False
@@ -105,6 +114,9 @@ class EngineSettings:
             one_of(self, KV_DTYPES, "kv_dtype")
         one_of(self, WEIGHTS, "weights")
         one_of(self, HEAD_PLACES, "draft_head_in")
+        at_least(self, 1, "max_loras", "lora_bytes")
+        if named_directories("lora", self.lora) and self.tp > 1:
+            raise ConfigError("lora", self.lora, f"needs tp 1, not {self.tp}: several processes compute no adapters")
         kind, _, number = self.device.partition(":")
         if kind not in ("cpu", "cuda") or not (number.isdecimal() or self.device == kind):
             raise ConfigError("device", self.device, "must be cpu, cuda, or cuda and its number, such as cuda:0")
@@ -165,6 +177,27 @@ class EngineSettings:
     def identity(self) -> str:
         """Names how numbers are kept: weights, and KV where that is not implied."""
         return self.dtype if self.kv == _own_kv(self.dtype) else f"{self.dtype}, KV {self.kv}"
+
+
+def named_directories(field: str, entries: Sequence[str]) -> dict[str, Path]:
+    """Directories by the names of a setting's NAME=DIR. Raises ConfigError."""
+    found: dict[str, Path] = {}
+    for entry in entries:
+        name, _, directory = entry.partition("=")
+        reason = "must be NAME=DIR" if not directory else adapter_name_misfit(name)
+        if reason is None and name in found:
+            reason = f"names {name!r} twice"
+        if reason is not None:
+            raise ConfigError(field, entry, reason)
+        found[name] = Path(directory)
+    return found
+
+
+def adapter_name_misfit(name: str) -> str | None:
+    """Why no adapter can have this name; None when one can."""
+    if 1 <= len(name) <= _LONGEST_NAME and name.isprintable() and not set(name) & {":", "="}:
+        return None
+    return f"the name of an adapter has 1 to {_LONGEST_NAME} printable characters without : and =, not {name[:100]!r}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,17 +15,19 @@ from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from penstock.checkpoint import Checkpoint, inspect
+from penstock.engine.adapters.shelf import AdapterShelf
 from penstock.engine.checks import check_request, settled
-from penstock.engine.config import EngineConfig
+from penstock.engine.config import EngineConfig, named_directories
 from penstock.engine.delivery.outlet import Outlet
 from penstock.engine.delivery.sinks import SinkFeed, SinkPages
 from penstock.engine.errors import EngineBusy, EngineClosed, EngineError, NotFinite
 from penstock.engine.forward.accepting import credited
 from penstock.engine.forward.halving import answers_of
-from penstock.engine.forward.model import Computes, InRanks, Load, load_model, set_threads
+from penstock.engine.forward.model import Computes, ComputesAdapters, InRanks, Load, load_model, set_threads
 from penstock.engine.grammars import RequestRules
 from penstock.engine.hooks import Drafter, KvSink, KvSource, LoadResult, Relay
 from penstock.engine.lane import Lane, watching
+from penstock.engine.layers.adapters import AdapterWeights
 from penstock.engine.loading.loads import Loads
 from penstock.engine.models.packed import PackedWeights
 from penstock.engine.pace import StepPace
@@ -118,6 +120,14 @@ class Engine:
             loaded=self._loaded,
             changed=self._wake.set,
         )
+        self.adapters = AdapterShelf(
+            runner.load_adapter if config.tp == 1 and isinstance(runner, ComputesAdapters) else None,
+            checkpoint.config,
+            helpers.threads,
+            most=config.max_loras,
+            most_bytes=config.lora_bytes,
+        )
+        """Those that requests may have."""
         self._outlets: dict[str, Outlet] = {}
         """The outlets of all live requests, by id."""
         self._tickets = 0
@@ -172,6 +182,8 @@ class Engine:
                     tasks.create_task(engine._serve(), name="engine")
                     try:
                         with watching(() if others is None else others.watched, lambda: engine._lose(others)):
+                            for name, directory in named_directories("lora", config.lora).items():
+                                await engine.adapters.add(name, directory)
                             yield engine
                     except Exception as error:  # the caller's own: it leaves as it is, not as a group
                         failure = error
@@ -204,22 +216,23 @@ class Engine:
         soon as these let go. Raises EngineError when this request's part of a step failed.
         """
         rules = await self._rules.of(request.sampling, len(request.prompt))
-        outlet = self._accept(request, source, sink, rules, chain=chain)
-        try:
-            if outlet.empty:
-                await outlet.news()
-            update = outlet.take()
-            yield update
-            taker = relay()
-            while update.finish is None:
-                if taker is not None:
-                    await outlet.end(taker)
-                elif outlet.empty:
+        async with self.adapters.using(request.adapter) as adapter:
+            outlet = self._accept(request, source, sink, rules, chain=chain, adapter=adapter)
+            try:
+                if outlet.empty:
                     await outlet.news()
                 update = outlet.take()
                 yield update
-        finally:
-            self._drop(outlet)
+                taker = relay()
+                while update.finish is None:
+                    if taker is not None:
+                        await outlet.end(taker)
+                    elif outlet.empty:
+                        await outlet.news()
+                    update = outlet.take()
+                    yield update
+            finally:
+                self._drop(outlet)
 
     @property
     def packed(self) -> PackedWeights | None:
@@ -261,6 +274,7 @@ class Engine:
         rules: TextRules = FREE,
         *,
         chain: Chain | None = None,
+        adapter: AdapterWeights | None = None,
     ) -> Outlet:
         if self._closing:
             raise EngineClosed("the engine is shutting down")
@@ -273,7 +287,7 @@ class Engine:
         self._tickets += 1
         assert chain is None or chain.block_size == self.config.block_size, "a block fills a page"
         eos = self.checkpoint.eos_token_ids
-        live = new_live(request, self._tickets, eos, rules, chain, now=time.monotonic())
+        live = new_live(request, self._tickets, eos, rules, chain, now=time.monotonic(), adapter=adapter)
         feed = None if sink is None else SinkFeed(live, sink, self._sink_pages, self._counters)
         self._outlets[live.id] = outlet = Outlet(live, feed, self._speculation.begin(live))
         if source is None:

@@ -79,6 +79,8 @@ class Request:
     """Names the conversation that it belongs to, beside others of the same owner; empty: unknown."""
     seal: bytes = field(default=b"", repr=False)
     """What whoever keeps blocks of the owner seals them with; empty: nothing."""
+    adapter: str = ""
+    """The fingerprint of the adapter that is added to the model; empty: none."""
     priority: int = 0
     """Seconds by which it is later in line than it came, or earlier. Lower is earlier."""
     yields: bool = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
@@ -50,6 +50,10 @@ def _nothing_to_evict(order: router_pb2.EvictOrder) -> router_pb2.Evicted:
     return router_pb2.Evicted(number=order.number)
 
 
+async def _no_adapters(order: router_pb2.AdapterOrder) -> router_pb2.AdapterDone:
+    return router_pb2.AdapterDone(number=order.number, error="this member takes no adapters")
+
+
 def _no_blocks() -> AbstractContextManager[BlockNews]:
     return nullcontext(_NoBlocks())
 
@@ -66,6 +70,8 @@ async def stay_joined(
     obey: Callable[[router_pb2.MemberCommand], None] = lambda command: None,
     evict: Callable[[router_pb2.EvictOrder], router_pb2.Evicted] = _nothing_to_evict,
     plan_keys: PlanKeys | None = None,
+    adapters: Callable[[], Sequence[router_pb2.Adapter]] = tuple,
+    adapt: Callable[[router_pb2.AdapterOrder], Awaitable[router_pb2.AdapterDone]] = _no_adapters,
 ) -> NoReturn:
     """Cancel it to leave. A lost stream is opened again as `stay` has it, also after a refusal: the members that this
     worker does not fit may have left by then.
@@ -74,7 +80,8 @@ async def stay_joined(
     What is new of `blocks`, which is opened for each stream, is sent before it. What is new of `wish` is told at
     once; its role takes the place of that of `hello`. `joined` is set while the router has this member. `obey` gets the
     router's commands; `evict` drops a tenant's blocks, and says how many they were. The router gets one of `plan_keys`
-    with each stream, and now and then another.
+    with each stream, and now and then another. `adapters` are those that the worker has, and `adapt` loads or unloads
+    one, one after the other.
     """
     membership = _Membership(
         hello,
@@ -86,6 +93,8 @@ async def stay_joined(
         obey=obey,
         evict=evict,
         plan_keys=plan_keys or PlanKeys(),
+        adapters=adapters,
+        adapt=adapt,
     )
     log = structlog.get_logger("penstock.join").bind(member=hello.member_id)
 
@@ -110,6 +119,8 @@ class _Membership:
         obey: Callable[[router_pb2.MemberCommand], None],
         evict: Callable[[router_pb2.EvictOrder], router_pb2.Evicted],
         plan_keys: PlanKeys,
+        adapters: Callable[[], Sequence[router_pb2.Adapter]],
+        adapt: Callable[[router_pb2.AdapterOrder], Awaitable[router_pb2.AdapterDone]],
     ) -> None:
         self._hello = router_pb2.Hello()
         self._hello.CopyFrom(hello)
@@ -121,6 +132,14 @@ class _Membership:
         self._obey = obey
         self._evict = evict
         self._plan_keys = plan_keys
+        self._adapters = adapters
+        self._adapt = adapt
+        self._orders: asyncio.Queue[router_pb2.AdapterOrder] = asyncio.Queue()
+        """What the router of this stream wants of the adapters."""
+        self._adapted: list[router_pb2.AdapterDone] = []
+        """What came of it, of which that router has not been told."""
+        self._known_adapters: list[router_pb2.Adapter] | None = None
+        """Those that it knows of; None: it does not want to know."""
         self._evicted: list[router_pb2.Evicted] = []
         """What the router of this stream has not been told."""
         self._told = WorkWanted(hello.role)
@@ -131,7 +150,11 @@ class _Membership:
         it or the way there failed."""
         self._told = WorkWanted(self._wish.now.role)
         self._evicted.clear()
+        self._adapted.clear()
+        self._orders = asyncio.Queue()
         self._hello.role = self._told.role
+        del self._hello.adapters[:]
+        self._hello.adapters.extend(self._adapters())
         with self._plan_keys.of_stream() as new_key:
             self._hello.plan_key = new_key()
             try:
@@ -140,6 +163,8 @@ class _Membership:
                     answer = await call.read()
                 if answer is not grpc.aio.EOF:
                     connection.established = True
+                    takes = isinstance(answer, router_pb2.JoinResponse) and answer.welcome.takes_adapters
+                    self._known_adapters = list(self._hello.adapters) if takes else None
                     self._joined.set()
                     await self._report(call, new_key)
             finally:
@@ -149,7 +174,14 @@ class _Membership:
     async def _report(self, call: Call, new_key: Callable[[], bytes]) -> None:
         """Returns when the router ended the stream. An error of the stream, or of `load`, leaves as it is."""
         with self._blocks() as news:
-            await first_of(self._push(call, news, new_key), self._read_to_end(call))
+            await first_of(self._push(call, news, new_key), self._read_to_end(call), self._follow_orders())
+
+    async def _follow_orders(self) -> NoReturn:
+        """Loads and unloads adapters. Never returns."""
+        while True:
+            done = await self._adapt(await self._orders.get())
+            self._adapted.append(done)
+            self._changed.set()
 
     async def _push(self, call: Call, news: BlockNews, new_key: Callable[[], bytes]) -> None:
         """Sends load and blocks as often as it should; never returns: the stream's reader says when and why it
@@ -166,11 +198,22 @@ class _Membership:
                     await call.write(router_pb2.JoinRequest(blocks=events))
                 while self._evicted:
                     await call.write(router_pb2.JoinRequest(evicted=self._evicted.pop(0)))
+                await self._tell_adapters(call)
                 await call.write(router_pb2.JoinRequest(load=self._load()))
                 await asyncio.sleep(_LEAST_PAUSE_S)
                 await self._something_new(news)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             await asyncio.get_running_loop().create_future()
+
+    async def _tell_adapters(self, call: Call) -> None:
+        """Says which adapters there are now, and then what has come of orders."""
+        done, self._adapted = self._adapted, []
+        if self._known_adapters is not None and (now := list(self._adapters())) != self._known_adapters:
+            self._known_adapters = now
+            await call.write(router_pb2.JoinRequest(adapters=router_pb2.Adapters(adapters=now)))
+        for one in done:
+            if one.number:
+                await call.write(router_pb2.JoinRequest(adapter_done=one))
 
     async def _tell(self, call: Call, wish: WorkWanted) -> None:
         """Says what has changed of what the worker wants. A role before the end of draining: the router never takes it
@@ -198,3 +241,5 @@ class _Membership:
             elif message.HasField("evict"):
                 self._evicted.append(self._evict(message.evict))
                 self._changed.set()
+            elif message.HasField("adapter"):
+                self._orders.put_nowait(message.adapter)

@@ -32,6 +32,7 @@ METHODS: Mapping[str, frozenset[MemberRole]] = {
     "/penstock.v1.Router/Sessions": _LOOKS,
     "/penstock.v1.Router/Plans": _LOOKS,
     "/penstock.v1.Router/Command": _only("operator"),
+    "/penstock.v1.Router/ChangeAdapter": _only("operator"),
     "/penstock.v1.Prefill/Prefill": _only("gateway"),
     "/penstock.v1.Prefill/Handoff": _only("worker"),
     "/penstock.v1.Decode/Generate": _only("gateway"),

@@ -223,6 +223,9 @@ def arguments(settings: DataclassInstance, always: Collection[str] = ()) -> Iter
             continue
         if isinstance(value, bool):
             yield f"--{name}" if value else f"--no-{name}"
+        elif isinstance(value, tuple):
+            for each in value:
+                yield from (f"--{name}", str(each))
         else:
             yield from (f"--{name}", str(value))
 

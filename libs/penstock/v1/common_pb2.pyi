@@ -222,6 +222,7 @@ class Request(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     YIELDS_FIELD_NUMBER: _builtins.int
     SEAL_KEY_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """unique per choice; appears in every log line and span"""
     cache_root: _builtins.bytes
@@ -236,6 +237,8 @@ class Request(_message.Message):
     """it gets only what requests that do not yield leave of each step"""
     seal_key: _builtins.bytes
     """32 bytes: of the tenant's sealed blocks. Empty where blocks are not sealed"""
+    adapter: _builtins.str
+    """fingerprint of the adapter that is added to the model; cache_root covers it. Empty: none"""
     @_builtins.property
     def prompt_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """fixed: on the wire as in memory, so that a long prompt costs one copy"""
@@ -269,10 +272,11 @@ class Request(_message.Message):
         priority: _builtins.int = ...,
         yields: _builtins.bool = ...,
         seal_key: _builtins.bytes = ...,
+        adapter: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_root", b"cache_root", "namespace", b"namespace", "output_ids", b"output_ids", "priority", b"priority", "prompt_ids", b"prompt_ids", "request_id", b"request_id", "retain", b"retain", "sampling", b"sampling", "seal_key", b"seal_key", "session", b"session", "sources", b"sources", "yields", b"yields"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "cache_root", b"cache_root", "namespace", b"namespace", "output_ids", b"output_ids", "priority", b"priority", "prompt_ids", b"prompt_ids", "request_id", b"request_id", "retain", b"retain", "sampling", b"sampling", "seal_key", b"seal_key", "session", b"session", "sources", b"sources", "yields", b"yields"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -60,6 +60,7 @@ class Hello(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     PLAN_KEY_FIELD_NUMBER: _builtins.int
     WIRE_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
     member_id: _builtins.str
     """unique per process start"""
     role: Global___Role.ValueType
@@ -84,6 +85,8 @@ class Hello(_message.Message):
     """number of what members mean by all of this; 0: 1. A router takes those of its own alone"""
     @_builtins.property
     def spec(self) -> _common_pb2.KvSpec: ...
+    @_builtins.property
+    def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___Adapter]: ...
     def __init__(
         self,
         *,
@@ -100,14 +103,65 @@ class Hello(_message.Message):
         version: _builtins.str = ...,
         plan_key: _builtins.bytes = ...,
         wire: _builtins.int = ...,
+        adapters: _abc.Iterable[Global___Adapter] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "host_id", b"host_id", "kv_capacity_tokens", b"kv_capacity_tokens", "max_model_len", b"max_model_len", "max_running", b"max_running", "member_id", b"member_id", "model_name", b"model_name", "plan_key", b"plan_key", "role", b"role", "routers", b"routers", "spec", b"spec", "version", b"version", "wire", b"wire"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "address", b"address", "host_id", b"host_id", "kv_capacity_tokens", b"kv_capacity_tokens", "max_model_len", b"max_model_len", "max_running", b"max_running", "member_id", b"member_id", "model_name", b"model_name", "plan_key", b"plan_key", "role", b"role", "routers", b"routers", "spec", b"spec", "version", b"version", "wire", b"wire"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Hello: _TypeAlias = Hello  # noqa: Y015
+
+@_typing.final
+class Adapter(_message.Message):
+    """A LoRA adapter that a worker has."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    FINGERPRINT_FIELD_NUMBER: _builtins.int
+    DIRECTORY_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """clients ask for MODEL:NAME"""
+    fingerprint: _builtins.str
+    """sha256, hex: of what it adds to the model"""
+    directory: _builtins.str
+    """where workers read it"""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        fingerprint: _builtins.str = ...,
+        directory: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "fingerprint", b"fingerprint", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Adapter: _TypeAlias = Adapter  # noqa: Y015
+
+@_typing.final
+class Adapters(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADAPTERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___Adapter]: ...
+    def __init__(
+        self,
+        *,
+        adapters: _abc.Iterable[Global___Adapter] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Adapters: _TypeAlias = Adapters  # noqa: Y015
 
 @_typing.final
 class Load(_message.Message):
@@ -496,6 +550,8 @@ class JoinRequest(_message.Message):
     STORE_FIELD_NUMBER: _builtins.int
     EVICTED_FIELD_NUMBER: _builtins.int
     PLAN_KEY_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
+    ADAPTER_DONE_FIELD_NUMBER: _builtins.int
     draining: _builtins.bool
     """no new work, please; running work goes on. false: new work again"""
     role: Global___Role.ValueType
@@ -520,6 +576,14 @@ class JoinRequest(_message.Message):
     def evicted(self) -> Global___Evicted:
         """the answer to an `evict`"""
 
+    @_builtins.property
+    def adapters(self) -> Global___Adapters:
+        """of a worker: all that it has now. Only to routers that take them"""
+
+    @_builtins.property
+    def adapter_done(self) -> Global___AdapterDone:
+        """the answer to an `adapter`"""
+
     def __init__(
         self,
         *,
@@ -531,12 +595,14 @@ class JoinRequest(_message.Message):
         store: Global___StoreLoad | None = ...,
         evicted: Global___Evicted | None = ...,
         plan_key: _builtins.bytes = ...,
+        adapters: Global___Adapters | None = ...,
+        adapter_done: Global___AdapterDone | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "draining", b"draining", "evicted", b"evicted", "hello", b"hello", "kind", b"kind", "load", b"load", "plan_key", b"plan_key", "role", b"role", "store", b"store"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter_done", b"adapter_done", "adapters", b"adapters", "blocks", b"blocks", "draining", b"draining", "evicted", b"evicted", "hello", b"hello", "kind", b"kind", "load", b"load", "plan_key", b"plan_key", "role", b"role", "store", b"store"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "draining", b"draining", "evicted", b"evicted", "hello", b"hello", "kind", b"kind", "load", b"load", "plan_key", b"plan_key", "role", b"role", "store", b"store"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_done", b"adapter_done", "adapters", b"adapters", "blocks", b"blocks", "draining", b"draining", "evicted", b"evicted", "hello", b"hello", "kind", b"kind", "load", b"load", "plan_key", b"plan_key", "role", b"role", "store", b"store"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "load", "blocks", "draining", "role", "store", "evicted", "plan_key"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "load", "blocks", "draining", "role", "store", "evicted", "plan_key", "adapters", "adapter_done"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -551,6 +617,7 @@ class JoinResponse(_message.Message):
     SESSION_HINT_FIELD_NUMBER: _builtins.int
     COMMAND_FIELD_NUMBER: _builtins.int
     EVICT_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
@@ -569,6 +636,10 @@ class JoinResponse(_message.Message):
     def evict(self) -> Global___EvictOrder:
         """answered by `evicted`"""
 
+    @_builtins.property
+    def adapter(self) -> Global___AdapterOrder:
+        """workers only; answered by `adapters` and then `adapter_done`"""
+
     def __init__(
         self,
         *,
@@ -577,16 +648,154 @@ class JoinResponse(_message.Message):
         session_hint: _common_pb2.SessionHint | None = ...,
         command: Global___MemberCommand | None = ...,
         evict: Global___EvictOrder | None = ...,
+        adapter: Global___AdapterOrder | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "evict", b"evict", "kind", b"kind", "session_hint", b"session_hint", "stores", b"stores", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "command", b"command", "evict", b"evict", "kind", b"kind", "session_hint", b"session_hint", "stores", b"stores", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "evict", b"evict", "kind", b"kind", "session_hint", b"session_hint", "stores", b"stores", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "command", b"command", "evict", b"evict", "kind", b"kind", "session_hint", b"session_hint", "stores", b"stores", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "stores", "session_hint", "command", "evict"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "stores", "session_hint", "command", "evict", "adapter"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___JoinResponse: _TypeAlias = JoinResponse  # noqa: Y015
+
+@_typing.final
+class AdapterOrder(_message.Message):
+    """Load an adapter, or unload it: what runs with it ends as it would have."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    DIRECTORY_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """of the answer; 0: nobody waits for it"""
+    name: _builtins.str
+    directory: _builtins.str
+    """empty: unload it"""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        name: _builtins.str = ...,
+        directory: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "name", b"name", "number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdapterOrder: _TypeAlias = AdapterOrder  # noqa: Y015
+
+@_typing.final
+class AdapterDone(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    error: _builtins.str
+    """why it could not be done; empty: it was"""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdapterDone: _TypeAlias = AdapterDone  # noqa: Y015
+
+@_typing.final
+class AdapterRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_NAME_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    DIRECTORY_FIELD_NUMBER: _builtins.int
+    model_name: _builtins.str
+    """empty: the only one that there is"""
+    name: _builtins.str
+    directory: _builtins.str
+    """as in AdapterOrder"""
+    def __init__(
+        self,
+        *,
+        model_name: _builtins.str = ...,
+        name: _builtins.str = ...,
+        directory: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "model_name", b"model_name", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdapterRequest: _TypeAlias = AdapterRequest  # noqa: Y015
+
+@_typing.final
+class AdapterResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_NAME_FIELD_NUMBER: _builtins.int
+    WORKERS_FIELD_NUMBER: _builtins.int
+    model_name: _builtins.str
+    @_builtins.property
+    def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerAdapter]: ...
+    def __init__(
+        self,
+        *,
+        model_name: _builtins.str = ...,
+        workers: _abc.Iterable[Global___WorkerAdapter] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model_name", b"model_name", "workers", b"workers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdapterResponse: _TypeAlias = AdapterResponse  # noqa: Y015
+
+@_typing.final
+class WorkerAdapter(_message.Message):
+    """What one worker has made of an AdapterRequest."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMBER_ID_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    ANSWERED_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    member_id: _builtins.str
+    address: _builtins.str
+    role: Global___Role.ValueType
+    answered: _builtins.bool
+    """in time"""
+    error: _builtins.str
+    """as in AdapterDone"""
+    def __init__(
+        self,
+        *,
+        member_id: _builtins.str = ...,
+        address: _builtins.str = ...,
+        role: Global___Role.ValueType = ...,
+        answered: _builtins.bool = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "answered", b"answered", "error", b"error", "member_id", b"member_id", "role", b"role"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerAdapter: _TypeAlias = WorkerAdapter  # noqa: Y015
 
 @_typing.final
 class EvictOrder(_message.Message):
@@ -792,6 +1001,7 @@ class JoinedMember(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     HEARD_S_FIELD_NUMBER: _builtins.int
     JOINED_S_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
     member_id: _builtins.str
     role: Global___Role.ValueType
     address: _builtins.str
@@ -824,6 +1034,10 @@ class JoinedMember(_message.Message):
     def store(self) -> Global___StoreLoad:
         """of a store; absent before its first report"""
 
+    @_builtins.property
+    def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___Adapter]:
+        """of a worker"""
+
     def __init__(
         self,
         *,
@@ -848,10 +1062,11 @@ class JoinedMember(_message.Message):
         version: _builtins.str = ...,
         heard_s: _builtins.float = ...,
         joined_s: _builtins.float = ...,
+        adapters: _abc.Iterable[Global___Adapter] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "store", b"store"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "counts", b"counts", "decode_step_s", b"decode_step_s", "draining", b"draining", "heard_s", b"heard_s", "host_id", b"host_id", "joined_s", b"joined_s", "kv_capacity_tokens", b"kv_capacity_tokens", "kv_usage", b"kv_usage", "max_running", b"max_running", "member_id", b"member_id", "model_name", b"model_name", "prefill_tokens_per_s", b"prefill_tokens_per_s", "queue_s", b"queue_s", "queued_prefill_tokens", b"queued_prefill_tokens", "role", b"role", "running", b"running", "silent", b"silent", "store", b"store", "version", b"version", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "address", b"address", "counts", b"counts", "decode_step_s", b"decode_step_s", "draining", b"draining", "heard_s", b"heard_s", "host_id", b"host_id", "joined_s", b"joined_s", "kv_capacity_tokens", b"kv_capacity_tokens", "kv_usage", b"kv_usage", "max_running", b"max_running", "member_id", b"member_id", "model_name", b"model_name", "prefill_tokens_per_s", b"prefill_tokens_per_s", "queue_s", b"queue_s", "queued_prefill_tokens", b"queued_prefill_tokens", "role", b"role", "running", b"running", "silent", b"silent", "store", b"store", "version", b"version", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1285,19 +1500,23 @@ class Welcome(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ROUTER_ID_FIELD_NUMBER: _builtins.int
+    TAKES_ADAPTERS_FIELD_NUMBER: _builtins.int
     TAKES_STORE_LOADS_FIELD_NUMBER: _builtins.int
     router_id: _builtins.str
+    takes_adapters: _builtins.bool
+    """as the next, of workers"""
     takes_store_loads: _builtins.bool
     """stores tell older routers nothing that these would refuse"""
     def __init__(
         self,
         *,
         router_id: _builtins.str = ...,
+        takes_adapters: _builtins.bool = ...,
         takes_store_loads: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["router_id", b"router_id", "takes_store_loads", b"takes_store_loads"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["router_id", b"router_id", "takes_adapters", b"takes_adapters", "takes_store_loads", b"takes_store_loads"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1774,6 +1993,8 @@ class ServedModel(_message.Message):
     READY_FIELD_NUMBER: _builtins.int
     PREFILL_WORKERS_FIELD_NUMBER: _builtins.int
     DECODE_WORKERS_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
+    BASE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     max_model_len: _builtins.int
     ready: _builtins.bool
@@ -1782,6 +2003,10 @@ class ServedModel(_message.Message):
     """joined and not draining"""
     decode_workers: _builtins.int
     """likewise; those of ROLE_BOTH count here alone"""
+    adapter: _builtins.str
+    """fingerprint: this is a model with an adapter, and only workers that have it count. Empty: none"""
+    base: _builtins.str
+    """name of that model"""
     @_builtins.property
     def spec(self) -> _common_pb2.KvSpec: ...
     def __init__(
@@ -1793,10 +2018,12 @@ class ServedModel(_message.Message):
         ready: _builtins.bool = ...,
         prefill_workers: _builtins.int = ...,
         decode_workers: _builtins.int = ...,
+        adapter: _builtins.str = ...,
+        base: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_workers", b"decode_workers", "max_model_len", b"max_model_len", "name", b"name", "prefill_workers", b"prefill_workers", "ready", b"ready", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "base", b"base", "decode_workers", b"decode_workers", "max_model_len", b"max_model_len", "name", b"name", "prefill_workers", b"prefill_workers", "ready", b"ready", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

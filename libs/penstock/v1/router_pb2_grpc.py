@@ -75,6 +75,11 @@ class RouterStub:
                 request_serializer=penstock_dot_v1_dot_router__pb2.PlansRequest.SerializeToString,
                 response_deserializer=penstock_dot_v1_dot_router__pb2.PlansResponse.FromString,
                 _registered_method=True)
+        self.ChangeAdapter = channel.unary_unary(
+                '/penstock.v1.Router/ChangeAdapter',
+                request_serializer=penstock_dot_v1_dot_router__pb2.AdapterRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_router__pb2.AdapterResponse.FromString,
+                _registered_method=True)
         self.Evict = channel.unary_unary(
                 '/penstock.v1.Router/Evict',
                 request_serializer=penstock_dot_v1_dot_router__pb2.EvictRequest.SerializeToString,
@@ -145,6 +150,14 @@ class RouterServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ChangeAdapter(self, request, context):
+        """Has every worker of a model load or unload an adapter; returns when all have, or for those that have not answered in
+        time. A worker that joins later loads what the others have. NOT_FOUND: no worker of this model has joined.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Evict(self, request, context):
         """Has every member drop the blocks of one tenant; returns when all have, or for those that have not answered in time.
         """
@@ -194,6 +207,11 @@ def add_RouterServicer_to_server(servicer, server):
                     servicer.Plans,
                     request_deserializer=penstock_dot_v1_dot_router__pb2.PlansRequest.FromString,
                     response_serializer=penstock_dot_v1_dot_router__pb2.PlansResponse.SerializeToString,
+            ),
+            'ChangeAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.ChangeAdapter,
+                    request_deserializer=penstock_dot_v1_dot_router__pb2.AdapterRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_router__pb2.AdapterResponse.SerializeToString,
             ),
             'Evict': grpc.unary_unary_rpc_method_handler(
                     servicer.Evict,
@@ -417,6 +435,33 @@ class Router:
             '/penstock.v1.Router/Plans',
             penstock_dot_v1_dot_router__pb2.PlansRequest.SerializeToString,
             penstock_dot_v1_dot_router__pb2.PlansResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChangeAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Router/ChangeAdapter',
+            penstock_dot_v1_dot_router__pb2.AdapterRequest.SerializeToString,
+            penstock_dot_v1_dot_router__pb2.AdapterResponse.FromString,
             options,
             channel_credentials,
             insecure,

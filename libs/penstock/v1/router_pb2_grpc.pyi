@@ -56,6 +56,10 @@ class RouterStub:
     """The sessions that had a request last, by their digests, for people."""
     Plans: _grpc.UnaryUnaryMultiCallable[_router_pb2.PlansRequest, _router_pb2.PlansResponse]
     """What the router weighed when it made recent plans, for people. Plans that it does not remember are left out."""
+    ChangeAdapter: _grpc.UnaryUnaryMultiCallable[_router_pb2.AdapterRequest, _router_pb2.AdapterResponse]
+    """Has every worker of a model load or unload an adapter; returns when all have, or for those that have not answered in
+    time. A worker that joins later loads what the others have. NOT_FOUND: no worker of this model has joined.
+    """
     Evict: _grpc.UnaryUnaryMultiCallable[_router_pb2.EvictRequest, _router_pb2.EvictResponse]
     """Has every member drop the blocks of one tenant; returns when all have, or for those that have not answered in time."""
 
@@ -86,6 +90,10 @@ class RouterAsyncStub(RouterStub):
     """The sessions that had a request last, by their digests, for people."""
     Plans: _aio.UnaryUnaryMultiCallable[_router_pb2.PlansRequest, _router_pb2.PlansResponse]  # type: ignore[assignment]
     """What the router weighed when it made recent plans, for people. Plans that it does not remember are left out."""
+    ChangeAdapter: _aio.UnaryUnaryMultiCallable[_router_pb2.AdapterRequest, _router_pb2.AdapterResponse]  # type: ignore[assignment]
+    """Has every worker of a model load or unload an adapter; returns when all have, or for those that have not answered in
+    time. A worker that joins later loads what the others have. NOT_FOUND: no worker of this model has joined.
+    """
     Evict: _aio.UnaryUnaryMultiCallable[_router_pb2.EvictRequest, _router_pb2.EvictResponse]  # type: ignore[assignment]
     """Has every member drop the blocks of one tenant; returns when all have, or for those that have not answered in time."""
 
@@ -161,6 +169,16 @@ class RouterServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_router_pb2.PlansResponse, _abc.Awaitable[_router_pb2.PlansResponse]]:
         """What the router weighed when it made recent plans, for people. Plans that it does not remember are left out."""
+
+    @_abc_1.abstractmethod
+    def ChangeAdapter(
+        self,
+        request: _router_pb2.AdapterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_router_pb2.AdapterResponse, _abc.Awaitable[_router_pb2.AdapterResponse]]:
+        """Has every worker of a model load or unload an adapter; returns when all have, or for those that have not answered in
+        time. A worker that joins later loads what the others have. NOT_FOUND: no worker of this model has joined.
+        """
 
     @_abc_1.abstractmethod
     def Evict(

@@ -10,7 +10,7 @@ from penstock.kv.bounds import check_namespace
 from penstock.kv.client.origin import Origin
 from penstock.kv.identity import KEY_BYTES
 from penstock.kv.sealing import SEAL_KEY_BYTES
-from penstock.rpc.bounds import bad, check_count, check_id, check_length, check_session
+from penstock.rpc.bounds import bad, check_count, check_id, check_length, check_name, check_session
 from penstock.runtime.drafts import DraftAccount, proposer_name, proposer_number
 from penstock.v1 import common_pb2
 from penstock.worker.order import Mark, Order
@@ -36,6 +36,7 @@ def order_from_message(message: common_pb2.Request, max_tokens: int | None = Non
     check_namespace("namespace", message.namespace)
     check_length("seal_key", message.seal_key, 0, SEAL_KEY_BYTES)
     check_count("sources", message.sources, _MAX_SOURCES)
+    check_name("adapter", message.adapter)
     if not message.prompt_ids:
         raise InvalidRequest("prompt_ids is empty; a prompt has at least one token", field="prompt_ids")
     request = Request(
@@ -45,6 +46,7 @@ def order_from_message(message: common_pb2.Request, max_tokens: int | None = Non
         sampling=sampling_from_message(message.sampling, max_tokens),
         owner=message.namespace,
         seal=message.seal_key,
+        adapter=message.adapter,
         session=message.session.encode(),
         priority=_priority(message.priority),
         yields=message.yields,

@@ -18,6 +18,7 @@ from penstock.rpc.server import RpcServer
 from penstock.rpc.wish import WorkerWish
 from penstock.runtime.tasks import beside, first_of
 from penstock.v1 import router_pb2
+from penstock.worker.adapting import adapted, adapters_of
 from penstock.worker.progress import limit_s, overdue
 from penstock.worker.rates import TransferCost
 from penstock.worker.worker import Worker
@@ -106,7 +107,8 @@ class _Place:
 
     def evict(self, order: router_pb2.EvictOrder) -> router_pb2.Evicted:
         """Drops the blocks of a tenant from the worker's pages; those that sequences hold go when they are released."""
-        blocks, in_use = self._worker.engine.pool.drop(frozenset(order.roots))
+        roots = frozenset(order.roots) | self._worker.adapted_roots.of(order.namespace)
+        blocks, in_use = self._worker.engine.pool.drop(roots)
         _LOG.info("blocks of a tenant are dropped", blocks=blocks, in_use=in_use)
         size = self._worker.engine.spec.block_bytes
         dropped = router_pb2.EvictedBlocks(blocks=blocks, bytes=blocks * size, in_use=in_use)
@@ -160,6 +162,8 @@ class _Place:
                 obey=self.obey,
                 evict=self.evict,
                 plan_keys=worker.plan_keys,
+                adapters=lambda: adapters_of(worker.engine),
+                adapt=lambda order: adapted(worker, order),
             )
             for number, router in enumerate(worker.config.router)
         ]

@@ -29,6 +29,7 @@ from penstock.rpc.capability import PlanKeys, plan_terms
 from penstock.rpc.channels import Channels
 from penstock.runtime.metrics import WorkerMetrics
 from penstock.v1 import common_pb2
+from penstock.worker.adapted_roots import AdaptedRoots
 from penstock.worker.claiming import PromptClaim
 from penstock.worker.config import WorkerConfig
 from penstock.worker.fetching import Fetcher, StoredPrefix
@@ -99,6 +100,7 @@ class Worker:
         """Set when the load has changed."""
         self.plan_keys = PlanKeys()
         """Of its routers: with any, it does what they have planned and nothing else."""
+        self.adapted_roots = AdaptedRoots()
         self._idle = IdleWatch()
 
     def stats(self) -> EngineStats:
@@ -116,6 +118,8 @@ class Worker:
     def work(self, order: Order) -> Work:
         """The hooks of one request."""
         tokens, size = order.tokens, self.engine.spec.block_size
+        if order.request.adapter:
+            self.adapted_roots.used(order.cache_root, order.origin.namespace)
         chain = Chain(order.cache_root, size, tokens, self._keys.of(order.cache_root, tokens))
         fetcher = Fetcher(
             store=self.store,

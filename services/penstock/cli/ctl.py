@@ -10,6 +10,7 @@ from cyclopts import App, Parameter
 from rich.console import Console
 from rich.table import Table
 
+from penstock.cli.adapters import app as adapters
 from penstock.cli.asking import CALL_S, NOWHERE, AsJson, Mesh, MeshAccess, done, members, of_first
 from penstock.cli.doctor import doctor
 from penstock.cli.evicting import evict
@@ -26,6 +27,7 @@ app = App(
     " wrong with it.",
     config=sources("ctl"),
 )
+app.command(adapters)
 for command in (top, sessions, explain, evict, doctor):
     app.command(command)
 

@@ -12,13 +12,13 @@ from typing import Annotated, Literal, get_args
 from cyclopts import Parameter
 
 from penstock.chat.formats.families import FORMATS
-from penstock.checkpoint import Checkpoint, CheckpointError, ModelConfig, inspect, inspect_head
+from penstock.checkpoint import Checkpoint, CheckpointError, ModelConfig, inspect, inspect_adapter, inspect_head
 from penstock.cli.beside import pace_beside
 from penstock.cli.child import ChildSpec
 from penstock.cli.hub import model_directory, public_name
 from penstock.cli.ports import Ports
 from penstock.engine.checks import settled
-from penstock.engine.config import EngineSettings, kv_token_bytes
+from penstock.engine.config import EngineSettings, kv_token_bytes, named_directories
 from penstock.engine.speculation.drafting import draft_misfit
 from penstock.models import NAMES
 from penstock.runtime.addresses import HostPort, SocketAddress, is_loopback, socket_address
@@ -223,6 +223,8 @@ class _Model:
     """Of its draft service, the mesh's own or another one, when there is one."""
     head: Path | None
     """The directory of the head that guesses for it."""
+    lora: tuple[str, ...]
+    """Its adapters, NAME=DIR."""
     told: bool
     """The head guesses in the draft service, which is told what the model's layers say."""
 
@@ -246,6 +248,7 @@ def _models(options: MeshOptions, ports: Ports) -> Iterator[_Model]:
             draft=draft,
             draft_address=_inside(options, ports, f"draft-{number}") if draft or (told and not service) else service,
             head=_head(options.engine.draft_head, checkpoint) if number == 0 else None,
+            lora=tuple(_adapters(options.engine.lora, checkpoint)) if number == 0 else (),
             told=told,
         )
 
@@ -271,6 +274,17 @@ def _head(chosen: str, target: Checkpoint) -> Path | None:
     except CheckpointError as error:
         raise ConfigError("draft_head", chosen, str(error)) from error
     return directory
+
+
+def _adapters(entries: Sequence[str], model: Checkpoint) -> Iterator[str]:
+    """The adapters of `model` with whole paths. Raises ConfigError."""
+    for name, chosen in named_directories("lora", entries).items():
+        directory = chosen.expanduser().resolve()
+        try:
+            inspect_adapter(directory, model.config)
+        except CheckpointError as error:
+            raise ConfigError("lora", f"{name}={chosen}", str(error)) from error
+        yield f"{name}={directory}"
 
 
 def plan_mesh(options: MeshOptions, ports: Ports, *, redis: str = "") -> MeshPlan:
@@ -316,6 +330,10 @@ def added_worker(
     directory = model_directory("model", options.models[0])
     own: tuple[str, ...] = ("--address", address, "--model", str(directory), "--model-name", options.names[0])
     own += ("--draft", "none")
+    if options.engine.lora:
+        own += tuple(
+            word for adapter in _adapters(options.engine.lora, inspect(directory)) for word in ("--lora", adapter)
+        )
     own += ("--host-id", host) if host else ()
     child = _child(options, role, _WORKERS, *_worker_arguments(options.engine, routers, store), *own)
     return replace(child, name=name, imports="")
@@ -324,7 +342,7 @@ def added_worker(
 def _worker_arguments(engine: EngineSettings, routers: Sequence[SocketAddress], store: str) -> tuple[str, ...]:
     """What all workers of a mesh are told."""
     where = ("--kvstore", store) if store else ()
-    return ("--router", ",".join(routers), *where, *arguments(replace(engine, draft_head="none"), _SAID))
+    return ("--router", ",".join(routers), *where, *arguments(replace(engine, draft_head="none", lora=()), _SAID))
 
 
 def _routers(options: MeshOptions, addresses: Sequence[SocketAddress], redis: str) -> Iterator[ChildSpec]:
@@ -396,6 +414,7 @@ def _workers(
     for place, model in enumerate(models):
         shares = iter(host_shares(each * len(models), model.weights_bytes)[place * each :])
         what = (*worker, "--model", str(model.directory), "--model-name", model.name, *_SEALED[options.seals])
+        what += tuple(word for adapter in model.lora for word in ("--lora", adapter))
         draft = ("--draft", model.draft_address or "none")
         for number in range(place * prefill, (place + 1) * prefill):
             asked = ("--draft", "none") if model.told else draft  # it tells no states, and a head needs them

@@ -12,8 +12,8 @@ import structlog
 from penstock.errors import InvalidRequest, Overloaded
 from penstock.kv.bounds import check_keys, check_namespace
 from penstock.router.hints import Mailbox
+from penstock.router.messages import role_message
 from penstock.router.registry import Seat
-from penstock.router.workers import Role
 from penstock.rpc.bounds import check_count
 from penstock.v1 import router_pb2
 
@@ -23,12 +23,6 @@ _MOST_TIERS = 8
 _MOST_ROOTS = 64
 _AT_ONCE = 4
 _LOG = structlog.get_logger("penstock.router")
-_ROLES = {
-    None: router_pb2.ROLE_KVSTORE,
-    Role.PREFILL: router_pb2.ROLE_PREFILL,
-    Role.DECODE: router_pb2.ROLE_DECODE,
-    Role.BOTH: router_pb2.ROLE_BOTH,
-}
 
 
 class _Eviction:
@@ -83,7 +77,7 @@ class Evictions:
                 router_pb2.MemberEvicted(
                     member_id=seat.member.id,
                     address=seat.member.address,
-                    role=_ROLES[seat.member.role],
+                    role=role_message(seat.member.role),
                     answered=seat in eviction.answers,
                     tiers=eviction.answers[seat].tiers if seat in eviction.answers else (),
                 )

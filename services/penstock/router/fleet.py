@@ -392,8 +392,12 @@ class Fleet:
         for column, member in enumerate(members):
             if member.role is not None:
                 of_model.setdefault(member.model, ([], []))[member.role is Role.PREFILL].append(column)
+        for name, adapted in self._registry.adapted().items():
+            for seat in adapted.seats:
+                column = self._columns[seat.member.id]
+                of_model.setdefault(name, ([], []))[seat.member.role is Role.PREFILL].append(column)
         self._of_model = {
-            model: (np.array(decode, np.intp), np.array(prefill, np.intp))
+            model: (np.array(sorted(decode), np.intp), np.array(sorted(prefill), np.intp))
             for model, (decode, prefill) in of_model.items()
         }
         at = {seat: self._observed.get(column, -np.inf) for column, seat in enumerate(before)}

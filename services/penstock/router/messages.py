@@ -14,7 +14,7 @@ from penstock.kv.identity import KEY_BYTES
 from penstock.kv.spec import spec_from_message, spec_to_message
 from penstock.router.line import HeldAsk
 from penstock.router.plans import PlanAsk, Planned
-from penstock.router.registry import Measured, Member, Registry, RegistryView, Report, Seat
+from penstock.router.registry import HeldAdapter, Measured, Member, Registry, RegistryView, Report, Seat
 from penstock.router.running import RunningPlan
 from penstock.router.workers import Role
 from penstock.rpc.bounds import (
@@ -40,6 +40,8 @@ _MOST_HINTS = 512
 _MOST_AVOIDED = 256
 """Members that one request may have lost; a stream that moves more often has long been given up."""
 _MOST_VERSION = 64
+_MOST_ADAPTERS = 1024
+_LONGEST_PATH = 4096
 _ROLES = {
     router_pb2.ROLE_PREFILL: Role.PREFILL,
     router_pb2.ROLE_DECODE: Role.DECODE,
@@ -111,6 +113,16 @@ def _worker(hello: router_pb2.Hello) -> Member:
     )
 
 
+def adapters(field: str, told: Sequence[router_pb2.Adapter]) -> dict[str, HeldAdapter]:
+    """A worker's adapters, by name. Raises InvalidRequest."""
+    check_count(field, told, _MOST_ADAPTERS)
+    for one in told:
+        check_name(f"{field}.name", one.name, least=1)
+        check_name(f"{field}.fingerprint", one.fingerprint, least=1)
+        check_name(f"{field}.directory", one.directory, most=_LONGEST_PATH)
+    return {one.name: HeldAdapter(one.fingerprint, one.directory) for one in told}
+
+
 def plan_key(field: str, key: bytes) -> bytes:
     """The key with which plans are proved to a worker; empty: it asks for no proof. Raises InvalidRequest."""
     check_length(field, key, 0, PLAN_KEY_BYTES)
@@ -122,6 +134,11 @@ def role(message: router_pb2.Role.ValueType, field: str) -> Role:
     if message not in _ROLES:
         raise _bad(field, "prefill, decode or both")
     return _ROLES[message]
+
+
+def role_message(role: Role | None) -> router_pb2.Role.ValueType:
+    """A member's role, for the wire; None: a store's."""
+    return router_pb2.ROLE_KVSTORE if role is None else _TO_MESSAGE[role]
 
 
 def assign(registry: Registry, seat: Seat, new: router_pb2.Role.ValueType) -> Role:
@@ -152,6 +169,10 @@ def joined(seat: Seat, *, silent: bool) -> router_pb2.JoinedMember:
         told.role = _TO_MESSAGE[member.role]
         told.model_name, told.draining, told.silent = member.model, seat.draining, silent
         told.running, told.waiting, told.queued_prefill_tokens = report.running, report.waiting, report.queued_tokens
+        told.adapters.extend(
+            router_pb2.Adapter(name=name, fingerprint=held.fingerprint, directory=held.directory)
+            for name, held in seat.adapters.items()
+        )
         told.kv_usage = 1 - min(1.0, report.free_kv_tokens / member.kv_capacity_tokens)
     return told
 
@@ -320,6 +341,8 @@ def view(seen: RegistryView) -> router_pb2.MeshView:
                 ready=model.ready,
                 prefill_workers=model.prefill_workers,
                 decode_workers=model.decode_workers,
+                adapter=model.adapter,
+                base=model.base,
             )
             for model in seen.models
         ],

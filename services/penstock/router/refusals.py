@@ -31,7 +31,7 @@ def refuse(ask: PlanAsk, asked: Demand, answer: Answer, max_queue_s: float) -> N
 
 def refuse_without_seats(registry: Registry, model: str) -> NoReturn:
     """Raises what says why no worker of `model` may get work: NotFound or Unavailable."""
-    if any(seat.member.model == model for seat in registry):
+    if model in registry.adapted() or any(seat.member.model == model for seat in registry):
         raise Unavailable(f"every worker of {model!r} is silent or draining", retry_after=1.0)
     if any(seat.member.role is not None for seat in registry):
         raise NotFound(f"the model {model!r} is not served here", field="model", code="model_not_found")

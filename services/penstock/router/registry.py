@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import NamedTuple
@@ -37,6 +37,24 @@ class Member:
     """That it joins."""
     version: str = ""
     """Of its code and its wire; empty: it does not say."""
+
+
+class HeldAdapter(NamedTuple):
+    """An adapter that a worker has."""
+
+    fingerprint: str
+    directory: str
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptedModel:
+    """A model with an adapter: those of its workers that have it."""
+
+    base: str
+    name: str
+    """The adapter's."""
+    adapter: HeldAdapter
+    seats: Sequence[Seat]
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +187,8 @@ class Seat:
     """Of all workers of its model."""
     plan_key: bytes = b""
     """With which plans are proved to it; empty: it asks for no proof."""
+    adapters: Mapping[str, HeldAdapter] = field(default_factory=dict)
+    """Those of a worker, by name."""
     draining: bool = False
     report: Report = field(default_factory=Report)
     reported_at: float = -inf
@@ -254,6 +274,9 @@ class ServedModel:
     max_model_len: int
     prefill_workers: int
     decode_workers: int
+    adapter: str = ""
+    """The fingerprint of that which is added to the model `base`; empty: none."""
+    base: str = ""
 
     @property
     def ready(self) -> bool:
@@ -292,6 +315,8 @@ class Registry:
         """Likewise those of whom nothing has changed but what plans charge them with."""
         self._stores: dict[str, list[Member]] = {}
         """By host."""
+        self._adapted: tuple[int, Mapping[str, AdaptedModel]] = (-1, {})
+        """For a version."""
 
     def __len__(self) -> int:
         return len(self._seats)
@@ -343,6 +368,30 @@ class Registry:
             self.changed.add(seat.member.id)
             self.version += 1
 
+    def adapt(self, seat: Seat, adapters: Mapping[str, HeldAdapter]) -> None:
+        """A worker has these adapters from now on, and no others."""
+        if seat.adapters != adapters:
+            seat.adapters = adapters
+            self.version += 1
+
+    def adapted(self) -> Mapping[str, AdaptedModel]:
+        """The models with adapters, by the names by which clients ask for them. Where workers mean different adapters
+        by one name, it is that of most of them, and the others do not count."""
+        if self._adapted[0] != self.version:
+            self._adapted = self.version, dict(self._find_adapted())
+        return self._adapted[1]
+
+    def _find_adapted(self) -> Iterator[tuple[str, AdaptedModel]]:
+        models = {seat.member.model for seat in self}
+        holders: dict[tuple[str, str], dict[str, list[Seat]]] = {}
+        for seat in self:
+            for name, held in seat.adapters.items():
+                holders.setdefault((seat.member.model, name), {}).setdefault(held.fingerprint, []).append(seat)
+        for (base, name), by_fingerprint in sorted(holders.items()):
+            seats = by_fingerprint[max(by_fingerprint, key=lambda one: (len(by_fingerprint[one]), one))]
+            if (full := f"{base}:{name}") not in models:
+                yield full, AdaptedModel(base, name, seats[0].adapters[name], seats)
+
     def find(self, name: str) -> Seat | None:
         """The seat of a member by its id or its address; of several at one address that of the newest."""
         there = [seat for seat in self if seat.member.address == name]
@@ -371,8 +420,16 @@ class Registry:
         models: dict[str, list[Seat]] = {}
         for seat in workers:
             models.setdefault(seat.member.model, []).append(seat)
+        adapted = (
+            replace(
+                self._serve(name, own.seats, now),
+                adapter=own.adapter.fingerprint,
+                base=own.base,
+            )
+            for name, own in self.adapted().items()
+        )
         return RegistryView(
-            tuple(self._serve(model, seats, now) for model, seats in sorted(models.items())),
+            (*(self._serve(model, seats, now) for model, seats in sorted(models.items())), *adapted),
             tuple(sorted(seat.member.id for seat in workers if self.silent(seat, now))),
         )
 
@@ -397,7 +454,7 @@ class Registry:
             seat.heard_at = min(now, seat.heard_at + seconds)
             self.changed.add(seat.member.id)
 
-    def _serve(self, model: str, seats: list[Seat], now: float) -> ServedModel:
+    def _serve(self, model: str, seats: Sequence[Seat], now: float) -> ServedModel:
         spec = seats[0].member.spec
         assert spec is not None, "a worker's spec is checked when it joins"
         roles = [seat.member.role for seat in seats if self.available(seat, now)]

@@ -16,6 +16,7 @@ import structlog
 from penstock.errors import Internal, InvalidRequest, PenstockError, Unavailable
 from penstock.kv.bounds import check_keys
 from penstock.router import messages
+from penstock.router.adapting import AdapterOrders
 from penstock.router.balancing import Balancing, balanced
 from penstock.router.config import RouterConfig
 from penstock.router.directing import Director
@@ -68,6 +69,7 @@ class Router:
         self._mailboxes: dict[Seat, Mailbox] = {}
         self.shown = Showing(self.planner, self.line, clock, router_id=self.id)
         self.evictions = Evictions(self._mailboxes)
+        self.adapting = AdapterOrders(self.planner.registry, self._mailboxes)
         self.director = Director(self.planner.registry, self._mailboxes.get, clock)
         self._log = structlog.get_logger("penstock.router")
 
@@ -79,7 +81,9 @@ class Router:
         read = partial(self._read, seat, requests, mailbox)
         reader = start(read, name="member reader", on_failure="log", failed=self.metrics.task_failed)
         try:
-            yield router_pb2.JoinResponse(welcome=router_pb2.Welcome(router_id=self.id, takes_store_loads=True))
+            yield router_pb2.JoinResponse(
+                welcome=router_pb2.Welcome(router_id=self.id, takes_store_loads=True, takes_adapters=True)
+            )
             async for message in mailbox.read():
                 yield message
         finally:
@@ -143,7 +147,9 @@ class Router:
             self._mailboxes[old].end(Unavailable("a newer stream of this member has taken over"))
         self.planner.index.drop(member.id)
         self.planner.commons.welcome(seat)
+        self.planner.registry.adapt(seat, messages.adapters("hello.adapters", hello.adapters))
         mailbox = self._mailboxes[seat] = Mailbox()
+        self.adapting.welcome(seat)
         self._log.info(
             "member joined", member=member.id, role=member.role.value if member.role else "kvstore", at=member.address
         )
@@ -156,6 +162,7 @@ class Router:
         del self._mailboxes[seat]
         self.shown.forget(seat)
         self.evictions.left(seat)
+        self.adapting.left(seat)
         self.director.stood()
         if self.planner.registry.leave(seat):
             self.planner.index.drop(seat.member.id)
@@ -208,10 +215,17 @@ class Router:
                 self.shown.loaded(seat, request.store)
             case "evicted":
                 self.evictions.heard(seat, request.evicted)
+            case "adapters" if seat.member.role is not None:
+                self.planner.registry.adapt(seat, messages.adapters("adapters", request.adapters.adapters))
+                self._refresh()
+            case "adapter_done":
+                self.adapting.heard(seat, request.adapter_done)
             case "plan_key":
                 seat.plan_key = messages.plan_key("plan_key", request.plan_key)
             case _:
-                raise InvalidRequest("after the hello: load, blocks, draining, role, store, evicted or plan_key")
+                raise InvalidRequest(
+                    "after the hello: load, blocks, draining, role, store, evicted, plan_key, adapters or adapter_done"
+                )
 
     def _stood(self) -> None:
         """A member wants other work than before."""
@@ -277,6 +291,9 @@ class _Servicer(router_pb2_grpc.RouterServicer):
 
     async def Plans(self, request: router_pb2.PlansRequest, context: Context) -> router_pb2.PlansResponse:
         return self._router.recent.found(request)
+
+    async def ChangeAdapter(self, request: router_pb2.AdapterRequest, context: Context) -> router_pb2.AdapterResponse:
+        return await self._router.adapting.change(request)
 
     async def Evict(self, request: router_pb2.EvictRequest, context: Context) -> router_pb2.EvictResponse:
         return await self._router.evictions.evict(request)

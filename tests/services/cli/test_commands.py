@@ -31,6 +31,7 @@ from penstock.runtime import cores
 from penstock.runtime.addresses import HostPort
 from penstock.runtime.config import ConfigError
 from penstock.runtime.ports import SOCKETS
+from penstock.testing.adapters import write_adapter
 from penstock.testing.checkpoints import write_checkpoint
 from penstock.testing.heads import write_head
 
@@ -749,3 +750,22 @@ def test_what_can_not_be_evaluated_is_said_at_once(arguments: tuple[str, ...], s
 def test_models_has_the_commands_that_train_and_the_one_that_measures() -> None:
     shown = penstock("models", "--help", COLUMNS="200").stdout
     assert all(f" {command} " in shown for command in ("train", "head", "eval"))
+
+
+def test_adapters_are_those_of_the_first_model(tmp_path: Path) -> None:
+    other, adapter = tmp_path / "other", tmp_path / "adapter"
+    shutil.copytree(embedded(NAMES[0]), other)
+    write_adapter(adapter, other)
+    settings = EngineSettings(lora=(f"one={adapter}", f"two={adapter}"), max_loras=3)
+    options = MeshOptions(port=0, aggregated=True, models=(str(other), NAMES[0]), draft="none", engine=settings)
+    with reserved_ports() as ports:
+        first, second, *_ = (child.command for child in plan_mesh(options, ports).children)
+        assert [first[at + 1] for at, word in enumerate(first) if word == "--lora"] == [
+            f"one={adapter}",
+            f"two={adapter}",
+        ]
+        assert "--lora" not in second
+        assert first[first.index("--max-loras") + 1] == second[second.index("--max-loras") + 1] == "3"
+        wrong = replace(options, engine=EngineSettings(lora=(f"one={tmp_path}",)))
+        with pytest.raises(ConfigError, match=r"lora = 'one=.*adapter_config\.json: the file is missing"):
+            plan_mesh(wrong, ports)

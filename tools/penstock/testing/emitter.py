@@ -141,6 +141,10 @@ class Emitter(router_pb2_grpc.RouterServicer, decode_pb2_grpc.DecodeServicer):
         """It remembers none."""
         return router_pb2.PlansResponse()
 
+    async def ChangeAdapter(self, request: router_pb2.AdapterRequest, context: Any) -> router_pb2.AdapterResponse:
+        """Nobody drops anything."""
+        return router_pb2.AdapterResponse()
+
     async def Evict(self, request: router_pb2.EvictRequest, context: Any) -> router_pb2.EvictResponse:
         """Nobody drops anything."""
         return router_pb2.EvictResponse()

@@ -10,7 +10,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from penstock.checkpoint import EMBEDDING, Checkpoint, ModelConfig
+from penstock.checkpoint import EMBEDDING, AdapterCheckpoint, Checkpoint, ModelConfig
+from penstock.engine.adapters.loading import load_adapter
 from penstock.engine.checks import settled
 from penstock.engine.config import EngineConfig
 from penstock.engine.errors import EngineError
@@ -25,6 +26,7 @@ from penstock.engine.kernels.cpu.matrix import PackedMatrix
 from penstock.engine.kernels.cpu.meeting import SharedGroup
 from penstock.engine.kernels.cpu.shapes import misfit
 from penstock.engine.kernels.rounding import dequantised
+from penstock.engine.layers.adapters import AdapterWeights
 from penstock.engine.layers.embedding import Embedding, StoredTable
 from penstock.engine.layers.linear import Matrix
 from penstock.engine.layers.stacks import Stack, as_it_is
@@ -172,6 +174,7 @@ class Runner:
 
     def _build(self, model: ModelConfig, config: EngineConfig, weights: Weights, compute: torch.dtype) -> None:
         """`compute` is the type of activations."""
+        self._adapter_dtype = _WEIGHTS[config.dtype]
         place = self.memory.data.device
         self._compute, self._place = compute, place
         self.decoder = Decoder(model, weights, config.context(model.max_positions), compute)
@@ -182,6 +185,11 @@ class Runner:
         if among is not None:
             self._kv, self.decoder.add = among.window, among.add
         self._builder = BatchBuilder(self._kv, place, model.windows, compute, chunked=model.chunked)
+
+    def load_adapter(self, found: AdapterCheckpoint) -> AdapterWeights:
+        """Brings an adapter to where the model is. Callable from any thread. Raises CheckpointError."""
+        kernels = self._compiled is not None
+        return load_adapter(found, self.layers, self._adapter_dtype, self._place, kernels=kernels)
 
     @property
     def layers(self) -> int:

@@ -8,12 +8,13 @@ block is one network or many experts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from penstock.checkpoint import ModelConfig
+from penstock.engine.layers.adapters import adapted
 from penstock.engine.layers.embedding import Embedding
 from penstock.engine.layers.feedforward import Routed, feed_forward
 from penstock.engine.layers.linear import columns, linear
@@ -71,13 +72,16 @@ class Decoder:
         """float32 [S, vocab]; fills `features`."""
         x = self._weights.embedding.rows(batch.ids).to(self._dtype)
         turns = [_rows(table, batch.positions) for table in self._tables]
-        for number, layer in enumerate(self._weights.layers[:-1]):
+        layers: Sequence[LayerWeights] = self._weights.layers
+        if batch.adapters:
+            layers = adapted(layers, batch.adapters, len(x))
+        for number, layer in enumerate(layers[:-1]):
             x = self._layer(number, layer, x, turns[self._table_of[number]], batch=batch, memory=memory)
             if features is not None:
                 features.keep(number + 1, x)
             if self.between is not None:
                 self.between()
-        x = self._last_layer(x, turns[self._table_of[-1]], batch, memory)
+        x = self._last_layer(layers[-1], x, turns[self._table_of[-1]], batch, memory)
         x = self._norm(x, self._weights.norm)
         logits = linear(x, self._weights.head).float()
         cap = self.config.logit_softcap
@@ -98,9 +102,9 @@ class Decoder:
         self._store(number, kept, batch, memory)
         return self._finish(number, layer, x, query, groups=batch.groups, leading=batch.leading, memory=memory)
 
-    def _last_layer(self, x: Tensor, turn: Turn, batch: Batch, memory: KvMemory) -> Tensor:
+    def _last_layer(self, layer: LayerWeights, x: Tensor, turn: Turn, batch: Batch, memory: KvMemory) -> Tensor:
         """[N, hidden] -> [S, hidden]: what is kept of all rows, everything else of the sampled ones only."""
-        number, layer = len(self._weights.layers) - 1, self._weights.layers[-1]
+        number = len(self._weights.layers) - 1
         if batch.sampled is None:
             return self._layer(number, layer, x, turn, batch=batch, memory=memory)
         normed, asks = self._norm(x, layer.input_norm), self._heads.asks

@@ -90,6 +90,7 @@ class Followed:
     samples: int
     table: tuple[str, int]
     pages: Sequence[int]
+    adapter: None = field(default=None, init=False)
     tokens: int = field(init=False)
     end: int = field(init=False)
 

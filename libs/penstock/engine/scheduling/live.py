@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from penstock.engine.scheduling.leftover import YIELDS_FROM
 from penstock.engine.step.run import Run
 
 if TYPE_CHECKING:
+    from penstock.engine.layers.adapters import AdapterWeights
     from penstock.grammar.guide import Guide
     from penstock.kv.identity import Chain
 
@@ -163,13 +164,16 @@ def new_live(
     chain: Chain | None = None,
     *,
     now: float = 0.0,
+    adapter: AdapterWeights | None = None,
 ) -> Live:
-    """A sequence at the start of its life, `now`; `eos` are the model's end tokens, `chain` names its blocks."""
+    """A sequence at the start of its life, `now`; `eos` are the model's end tokens, `chain` names its blocks, `adapter`
+    is that of the request."""
     sampling, tokens, guide = request.sampling, [*request.prompt, *request.output], rules.guide
     stops = sampling.stop_token_ids | (frozenset() if sampling.ignore_eos else eos) if guide is None else guide.ends
     pages: list[int] = []
     owner = f"{request.id}#{ticket}"
     choice = Choice(sampling, stops, tokens, len(request.prompt), guide=guide, words=rules.words)
+    run = Run(choice, 0, 0, pages, (owner, 0), chain is not None, adapter=adapter)
     return Live(
         request=request,
         id=request.id,
@@ -181,13 +185,8 @@ def new_live(
         tokens=tokens,
         given=len(tokens),
         ends_at=len(request.prompt) + sampling.max_tokens,
-        run=_idle(choice, pages, owner, chain is not None),
+        run=run,
         guide=guide,
         pages=pages,
         chain=chain,
     )
-
-
-def _idle(choice: Choice, pages: Sequence[int], owner: str, shared: bool) -> Run:
-    """A run without tokens."""
-    return Run(choice, 0, 0, pages, (owner, 0), shared)

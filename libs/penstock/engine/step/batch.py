@@ -19,6 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from penstock.engine.layers.adapters import AdaptedRows, AdapterWeights
 from penstock.engine.step.memory import KvMemory
 
 Ints = npt.NDArray[np.int64]
@@ -32,6 +33,11 @@ class Rows(Protocol):
     @property
     def ids(self) -> Sequence[int]:
         """Of the tokens."""
+        ...
+
+    @property
+    def adapter(self) -> AdapterWeights | None:
+        """What its products are adapted by."""
         ...
 
     @property
@@ -117,6 +123,8 @@ class Batch:
     leading: Leading | None = None
     last_leading: Leading | None = None
     """The leading ones among the sampled rows, which the last layer computes; as `leading`."""
+    adapters: Sequence[AdaptedRows] = ()
+    """Those that some rows have."""
 
 
 class BatchBuilder:
@@ -163,9 +171,22 @@ class BatchBuilder:
             sampled=None if everything else self._tensor(sampled),
             n_sampled=len(sampled),
             last_groups=groups if everything else self._groups(runs, [run.samples for run in runs], leading),
+            adapters=self._adapters(runs),
         )
         self._indices = self._used
         return batch
+
+    def _adapters(self, runs: Sequence[Rows]) -> list[AdaptedRows]:
+        """The adapters of the runs, each once."""
+        rows: dict[AdapterWeights, tuple[list[int], list[int]]] = {}
+        first = sampled = 0
+        for run in runs:
+            if run.adapter is not None:
+                own, own_sampled = rows.setdefault(run.adapter, ([], []))
+                own += range(first, first + run.tokens)
+                own_sampled += range(sampled, sampled + run.samples)
+            first, sampled = first + run.tokens, sampled + run.samples
+        return [AdaptedRows(adapter, *map(self._tensor, own)) for adapter, own in rows.items()]
 
     def _tensor(self, values: Sequence[int] | Ints) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)

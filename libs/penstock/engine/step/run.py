@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from penstock.engine.errors import EngineError
+    from penstock.engine.layers.adapters import AdapterWeights
 
 
 @dataclass(slots=True)
@@ -32,6 +33,8 @@ class Run:
     """Whether other sequences may use the blocks that it fills."""
     featured: bool = False
     """Whether the step is to give its features."""
+    adapter: AdapterWeights | None = None
+    """What is added to the model for its rows."""
     tokens: int = field(init=False)
     """Number of tokens, drafts included; each is one row of the step."""
     end: int = field(init=False)

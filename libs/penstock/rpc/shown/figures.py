@@ -16,7 +16,7 @@ _WINDOW_S = 60.0
 Json = dict[str, Any]
 
 
-def role_of(member: router_pb2.JoinedMember | router_pb2.MemberEvicted) -> str:
+def role_of(member: router_pb2.JoinedMember | router_pb2.MemberEvicted | router_pb2.WorkerAdapter) -> str:
     """Its role, as people write it."""
     return router_pb2.Role.Name(member.role).removeprefix("ROLE_").lower()
 

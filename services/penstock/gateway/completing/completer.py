@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from math import inf
@@ -88,6 +89,8 @@ class Completer:
     ) -> None:
         """`name` is the model's, `compiler` is for its tokens."""
         self.name = name
+        self.base = ""
+        """The model to which an adapter is added; empty: there is none."""
         self._config = config
         self._model = model
         self._auth = shared.auth
@@ -110,6 +113,21 @@ class Completer:
         )
         self._log = structlog.get_logger("penstock.gateway")
 
+    def adapted(self, name: str) -> Completer:
+        """The same for this model with an adapter, which is asked for by `name`; what runs is counted together."""
+        other = copy(self)
+        other.name, other.base = name, self.name
+        return other
+
+    @property
+    def adapters(self) -> list[str]:
+        """The names of this model with each of its adapters."""
+        return self._view.adapted(self.name)
+
+    def has(self, name: str) -> bool:
+        """Whether one of these has this name; also where no worker of the model is known, so that none can be."""
+        return self._view.known(self.name) is None or name in self.adapters
+
     @property
     def ready(self) -> bool:
         """Whether a request would succeed now."""
@@ -128,7 +146,7 @@ class Completer:
         ask = without_end(self._model, ask)
         served = await self._view.model(self.name, self._patience_s(caller))
         begin = time.perf_counter()
-        root = root_key(served.spec, self._auth.namespace(caller.tenant))
+        root = root_key(served.spec, self._auth.namespace(caller.tenant), served.adapter)
         context = served.max_model_len
         room = room_for_answer(ask.sampling.max_tokens, context)
         naming = Naming(
@@ -140,6 +158,7 @@ class Completer:
             field=ask.prompts_field,
             sealed=is_sealed(served.spec),
             by_text=caller.repeat is not None,
+            adapter=served.adapter,
         )
         size = sum(map(weight, ask.prompts))
         prompts = [await self._prepare(prompt, caller, naming, size) for prompt in ask.prompts]
@@ -154,7 +173,7 @@ class Completer:
             caller,
             prompts=len(prompts),
             block_size=naming.block_size,
-            fingerprint=self._fingerprint(served.spec),
+            fingerprint=self._fingerprint(served.spec, adapter=served.adapter),
             tokenize_s=took,
             metrics=self._own.requests,
             answered=partial(self._answered, caller),
@@ -259,6 +278,7 @@ class Completer:
         return ChoiceRequest(
             id=f"{caller.request_id[:64]}.{completion.work_id}.{number}",
             model=self.name,
+            adapter=naming.adapter,
             tenant=caller.tenant,
             namespace=self._auth.namespace(caller.tenant)[:NAMESPACE_BYTES],
             session=caller.session,

@@ -10,11 +10,11 @@ from penstock.chat.model import ChatModel
 from penstock.kv.spec import KvSpec
 
 
-def system_fingerprint(spec: KvSpec, model: ChatModel, settings: Sequence[str] = ()) -> str:
+def system_fingerprint(spec: KvSpec, model: ChatModel, settings: Sequence[str] = (), adapter: str = "") -> str:
     """OpenAI's `system_fingerprint`: the same request with the same seed gives the same tokens while it is the same.
 
     Weights, their numbers and the layout are as the workers report them; text becomes tokens here. `settings` are the
-    gateway's that change prompts.
+    gateway's that change prompts, `adapter` is the fingerprint of what is added to the model.
     """
     parts = (
         _VERSION,
@@ -27,6 +27,7 @@ def system_fingerprint(spec: KvSpec, model: ChatModel, settings: Sequence[str] =
         model.template.source if model.template else "",
         ",".join(map(str, sorted(model.eos_ids))),
         *settings,
+        *((adapter,) if adapter else ()),
     )
     digest = hashlib.sha256(b"penstock system v1")
     for part in parts:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
+from itertools import islice
 
 from penstock.errors import NotFound, PenstockError
 from penstock.gateway.completing.completer import Completer
 from penstock.gateway.completing.completion import Caller, Completion
 from penstock.gateway.request.ask import Ask
 from penstock.kv.hint import ReturnHint
+
+_MOST_LISTED = 50
 
 
 class Models:
@@ -18,18 +21,27 @@ class Models:
     def __init__(self, completers: Sequence[Completer]) -> None:
         self.first = completers[0]
         self._by_name = {completer.name: completer for completer in completers}
-        self._listed = ", ".join(map(repr, self._by_name))
 
     def __iter__(self) -> Iterator[Completer]:
         return iter(self._by_name.values())
 
     def of(self, name: str | None) -> Completer:
-        """The model of a request. Raises NotFound for one that is not served here."""
+        """The model of a request, MODEL or MODEL:ADAPTER. Raises NotFound for one that is not served here."""
         found = self._by_name.get(name) if name else self.first
-        if found is None:
-            what = f"the model {(name or '')[:100]!r} does not exist; there is {self._listed}"
-            raise NotFound(what, field="model", code="model_not_found")
-        return found
+        if found is not None:
+            return found
+        base = self._by_name.get(str(name).rpartition(":")[0])
+        if base is not None and base.has(str(name)):
+            return base.adapted(str(name))
+        there = ", ".join(repr(completer.name) for completer in islice(self.every(), _MOST_LISTED))
+        what = f"the model {(name or '')[:100]!r} does not exist; there is {there}"
+        raise NotFound(what, field="model", code="model_not_found")
+
+    def every(self) -> Iterator[Completer]:
+        """All models, and behind each the same with its adapters."""
+        for completer in self:
+            yield completer
+            yield from map(completer.adapted, completer.adapters)
 
     def open(self, ask: Ask, caller: Caller) -> AbstractAsyncContextManager[Completion]:
         """See `Completer.open`; raises NotFound as well."""

@@ -94,6 +94,8 @@ class Naming:
     """Its blocks are."""
     by_text: bool = False
     """Its tokens are those of its text, whatever is known of its session: any gateway makes the same of it."""
+    adapter: str = ""
+    """The fingerprint of the adapter with which they are computed; empty: none."""
 
 
 def weight(prompt: Prompt) -> int:

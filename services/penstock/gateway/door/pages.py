@@ -39,9 +39,9 @@ class Pages:
         self._reception.auth.identify(request.headers)
         models, started = self._reception.models, self._reception.started
         if _anthropic(request):
-            found = [model_json(model.name, started) for model in models]
+            found = [model_json(model.name, started) for model in models.every()]
             return _json({"data": found, "first_id": found[0]["id"], "last_id": found[-1]["id"], "has_more": False})
-        return _json({"object": "list", "data": [_openai(model, started) for model in models]})
+        return _json({"object": "list", "data": [_openai(model, started) for model in models.every()]})
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/{name}"""
@@ -96,7 +96,7 @@ class Pages:
 
 
 def _openai(model: Completer, started: int) -> Json:
-    return openai_model(model.name, started, model.context, ready=model.ready)
+    return openai_model(model.name, started, model.context, ready=model.ready, base=model.base)
 
 
 def _json(value: Json, status: int = 200) -> Response:

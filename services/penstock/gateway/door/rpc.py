@@ -118,8 +118,8 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
         """The served models."""
         started = self._reception.started
         models = [
-            gateway_pb2.Model(id=model.name, created=started, context_length=model.context or 0)
-            for model in self._reception.models
+            gateway_pb2.Model(id=model.name, created=started, context_length=model.context or 0, parent=model.base)
+            for model in self._reception.models.every()
         ]
         return gateway_pb2.ListModelsResponse(models=models)
 

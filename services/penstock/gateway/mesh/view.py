@@ -30,6 +30,9 @@ class ModelView:
     max_model_len: int
     ready: bool
     """Workers are joined that could take a request."""
+    adapter: str = ""
+    """The fingerprint of the adapter that is added to the model `base`; empty: none."""
+    base: str = ""
 
 
 class RouterView:
@@ -71,6 +74,10 @@ class RouterView:
     def known(self, name: str) -> ModelView | None:
         """The router's last description of the model, kept while the router is away; None before the first."""
         return self._models.get(name)
+
+    def adapted(self, base: str) -> list[str]:
+        """The names of a model with its adapters."""
+        return [name for name, model in self._models.items() if model.base == base and model.adapter]
 
     async def model(self, name: str, patience_s: float) -> ModelView:
         """The model, for a request. Raises Unavailable when no worker serves it within `patience_s`."""
@@ -120,7 +127,9 @@ class RouterView:
         give: they have the same weights, and compute with the same numbers."""
         view, known = self._sites[site].view, self._models.get(name)
         found = [] if view is None else [model for model in view.models if model.name == name and model.ready]
-        return known is not None and any(spec_from_message(model.spec) == known.spec for model in found)
+        if known is None:
+            return False
+        return any(spec_from_message(model.spec) == known.spec and model.adapter == known.adapter for model in found)
 
     def routers(self, site: str) -> list[str]:
         """The addresses of a site's routers, in the order in which to ask them for a plan."""
@@ -168,8 +177,12 @@ class RouterView:
         """Whether a request could be placed by it."""
         return any(found.ready and found.name in self._tokenizers for found in view.models)
 
+    def _served(self, found: router_pb2.ServedModel) -> bool:
+        """Whether requests for it come here: for a model of this gateway, or one of those with an adapter."""
+        return found.name in self._tokenizers or (bool(found.adapter) and found.base in self._tokenizers)
+
     async def _update(self, view: router_pb2.MeshView) -> None:
-        models = {found.name: self._described(found) for found in view.models if found.name in self._tokenizers}
+        models = {found.name: self._described(found) for found in view.models if self._served(found)}
         missing = frozenset(self._tokenizers) - models.keys()
         if missing and missing != self._missing and view.models:
             self._log.warning("no workers of a model", wanted=sorted(missing), served=[m.name for m in view.models])
@@ -178,8 +191,9 @@ class RouterView:
 
     def _described(self, found: router_pb2.ServedModel) -> ModelView | None:
         """None: the workers' tokens are not this gateway's."""
-        model = ModelView(spec_from_message(found.spec), found.max_model_len, found.ready)
-        here, there = self._tokenizers[found.name], model.spec.tokenizer
+        spec = spec_from_message(found.spec)
+        model = ModelView(spec, found.max_model_len, found.ready, found.adapter, found.base)
+        here, there = self._tokenizers[found.base if found.adapter else found.name], model.spec.tokenizer
         if here == there:
             return model
         self._log.error("the workers' model has another tokenizer", model=found.name, here=here, there=there)

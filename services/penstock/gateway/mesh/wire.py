@@ -215,6 +215,7 @@ def _fill(message: common_pb2.Request, request: ChoiceRequest, output: Sequence[
     message.session = request.session
     message.namespace = request.namespace
     message.seal_key = request.seal_key
+    message.adapter = request.adapter
     message.retain.extend(common_pb2.Retain(ttl_s=wish.seconds, blocks=wish.blocks) for wish in request.keep)
     message.sources.extend(sources)
     message.priority = request.priority

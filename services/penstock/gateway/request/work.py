@@ -47,6 +47,8 @@ class ChoiceRequest:
     """The key of every full block of the prompt."""
     seal_key: bytes = field(default=b"", repr=False)
     """Of its tenant's sealed blocks; empty where blocks are not sealed."""
+    adapter: str = ""
+    """The fingerprint of the adapter that is added to the model; empty: none."""
     known_keys: int = 0
     """The first of them, which the session's last prompt ended with."""
     sampling: Sampling

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 
 from penstock.bench.harness import BenchReport
 from penstock.bench.large.experts import expert_figures
+from penstock.bench.large.lora import lora_figures
 from penstock.bench.large.ranks import rank_figures
 from penstock.bench.parts import Parts, measured
 
 PARTS: Parts = {
     "experts": expert_figures,
     "ranks": rank_figures,
+    "lora": lora_figures,
 }
 
 

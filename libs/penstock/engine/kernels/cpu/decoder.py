@@ -20,6 +20,7 @@ from torch import Tensor
 
 from penstock.checkpoint import ModelConfig
 from penstock.engine.errors import NotFinite, RankLost
+from penstock.engine.kernels.cpu.adapting import step_adapters
 from penstock.engine.kernels.cpu.layout import Kind, LayerArgs, LinearArgs, ModelArgs, RanksArgs, StepArgs
 from penstock.engine.kernels.cpu.legality import Legality
 from penstock.engine.kernels.cpu.machine import Machine
@@ -183,6 +184,7 @@ class CompiledDecoder:
             x = np.empty((len(ids), self._hidden), dtype=np.float32)
         else:
             x = self._embedding.rows(torch.tensor(ids)).float().numpy()
+        adapters, thin = step_adapters(runs)
         step = StepArgs(
             rows=len(ids),
             sequences=len(runs),
@@ -197,6 +199,8 @@ class CompiledDecoder:
             features=len(featured),
             states=None if features is None else features.values.data_ptr(),
             between=None if self._between is None else cast(self._between, c_void_p).value,
+            adapter=None if adapters is None else addressof(adapters),
+            thin=thin,
         )
         if not self._machine.forward(self._model, step):
             raise RankLost("a process that computes a part of the model has ended, or does not answer")

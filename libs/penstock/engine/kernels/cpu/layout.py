@@ -133,6 +133,29 @@ class LegalArgs(Structure):
     )
 
 
+class AdapterPartArgs(Structure):
+    """`AdapterPart` in C++: what an adapter adds to some columns of a product, see layers/adapters.py."""
+
+    _fields_ = (
+        ("down", BYTES),  # [rank, inputs]
+        ("up", BYTES),  # [panels, rank, 16]
+        ("rank", c_int32),  # a multiple of 4
+        ("first", c_int32),  # panel
+        ("panels", c_int32),
+        ("at", c_int32),  # where its numbers are in the row of all parts of the product
+    )
+
+
+class AdapterArgs(Structure):
+    """`Adapter` in C++: at most 3 parts for each product of a layer: qkv, output, gate_up and down."""
+
+    _fields_ = (
+        ("kind", c_int32),  # FLOAT32 or BFLOAT16
+        ("part", pointer("const AdapterPart")),
+        ("begin", INTS),  # [layers * 4 + 1] numbers of parts
+    )
+
+
 class StepArgs(Structure):
     """`Step` in C++: a few rows of some sequences. The rows of one sequence are neighbours and stand at consecutive
     positions."""
@@ -160,10 +183,21 @@ class StepArgs(Structure):
         ("features", c_int32),
         ("states", FLOAT_ROOM),  # [features, tap_count, hidden]
         ("between", ROOM),  # a function without arguments, to call after each layer; or null
+        ("adapter", pointer("const Adapter *const")),  # [rows] that of each, or null; null: no row has one
+        ("thin", c_int32),  # the most ranks that parts of one product have together
     )
 
 
-STRUCTURES: tuple[type[Structure], ...] = (LinearArgs, LayerArgs, RanksArgs, ModelArgs, LegalArgs, StepArgs)
+STRUCTURES: tuple[type[Structure], ...] = (
+    LinearArgs,
+    LayerArgs,
+    RanksArgs,
+    ModelArgs,
+    LegalArgs,
+    AdapterPartArgs,
+    AdapterArgs,
+    StepArgs,
+)
 
 _TEAM, _CORPUS = pointer("Team"), pointer("Corpus")
 _RANKS = pointer("Ranks")

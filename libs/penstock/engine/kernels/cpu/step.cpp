@@ -2,6 +2,7 @@
 //
 // A row's result never depends on the rows that are computed with it: the matrix and the positions alone fix the order
 // of every sum. So a sequence's tokens depend neither on the batch nor on how its prompt was cut.
+#include "adapters.h"
 #include "attention.h"
 #include "best.h"
 #include "meeting.h"
@@ -50,7 +51,7 @@ class Pass {
         all_(step.rows, nullptr, model.head.kind),
         last_(step.samples, step.sampled, model.head.kind),
         shared_(step.rows > 2 * kMostRows),
-        packed_(kTiles && rounds(model.head.kind)),
+        packed_(kTiles && rounds(model.head.kind) && !step.adapter),
         qkv_(floats(wide())),
         mixed_(floats(narrow())),
         inner_(scratch_.floats(std::max(step.rows * packed_width(model.intermediate),
@@ -58,6 +59,7 @@ class Pass {
         picks_(places()),
         rows_(places()),
         shares_(2 * places()),
+        shrunk_(floats(step.thin)),
         attention_(team, model, step, qkv_, mixed_, scratch_) {
     const int members = team_size(team), slab = std::min(step.rows, kSlab);
     const int64_t sums = int64_t(slab) * kGang * kLanes, room = kRoom;
@@ -98,7 +100,7 @@ class Pass {
   }
 
  private:
-  enum Job { EMBED, KEEP, ATTENTION, ROUTE, PACK_ROWS, MULTIPLY, MEET, SUM, TAP, BEST };
+  enum Job { EMBED, KEEP, ATTENTION, ROUTE, SHRINK, PACK_ROWS, MULTIPLY, MEET, SUM, TAP, BEST };
   enum Product { NONE, QKV, OUTPUT, GATE_UP, DOWN, HEAD };  // the product whose rows are packed, or that is computed
   static constexpr int kTogether = 16, kRouted = 2;         // rows that one chunk embeds, or keeps; or routes
   struct Phase {
@@ -169,6 +171,7 @@ class Pass {
   // rows for itself, which costs less than waiting for each other. Nor has it any if the rows were written packed. For
   // experts `arrange` counts the chunks.
   void product_of(Product product, int layer, int columns, const Rows &rows) {
+    if (adapts(product, layer)) phases_.push_back({SHRINK, product, layer, rows.count() * kAdapterParts, 0});
     const int panels = columns / kLanes;
     const bool halved = product == GATE_UP && kGang > 8;  // a chunk takes panels of two matrices
     const int size = halved ? (size_of(panels) + 7) / 8 * 4 : size_of(panels);
@@ -211,6 +214,7 @@ class Pass {
       case KEEP: return attention_.keep(phase.layer, chunk, who);
       case ATTENTION: return attention_.run(phase.layer, chunk, who, phase.layer + 1 == model_.layers);
       case ROUTE: return route(phase, number, chunk * kRouted, member);
+      case SHRINK: return shrink_row(phase, chunk / kAdapterParts, chunk % kAdapterParts, member);
       case PACK_ROWS: return pack_rows(phase, member.x, chunk);
       case MULTIPLY: return multiply(phase, number, chunk, member);
       case MEET: lost_ = lost_ || !Meeting(*model_.ranks).meet(); return;
@@ -348,6 +352,47 @@ class Pass {
     return best(own, model_.vocab, legal->bits + int64_t(row) * legal->words);
   }
 
+  // Whether adapters may add something to a product.
+  bool adapts(Product product, int layer) const {
+    return step_.adapter && product != HEAD && !is_routed(product, layer);
+  }
+
+  AdapterParts parts_of(const Phase &phase, int number) const {
+    return AdapterParts(step_.adapter[rows_of(phase).row(0, number)], phase.layer, phase.product - QKV);
+  }
+
+  // Multiplies a row with one of the thin matrices of its adapter.
+  void shrink_row(const Phase &phase, int number, int which, Member &member) {
+    const AdapterParts parts = parts_of(phase, number);
+    if (which >= parts.count) return;
+    const int64_t row = rows_of(phase).row(0, number);
+    int in = model_.hidden;
+    const float *x = member.room;
+    if (phase.product == OUTPUT)
+      in = narrow(), x = mixed_ + row * in;
+    else if (phase.product == DOWN)
+      in = model_.intermediate, x = inner_ + int64_t(number) * in;
+    else
+      normalise(step_.x + row * in, norm_of(phase), in, model_.eps, member.room);
+    float *to = shrunk_ + int64_t(number) * step_.thin;
+    parts.kind == FLOAT32 ? shrink<float>(parts.first[which], in, x, to)
+                          : shrink<uint16_t>(parts.first[which], in, x, to);
+  }
+
+  // What adapters add to results of a product: row by row.
+  struct Expansion {
+    const Pass &pass;
+    const Phase &phase;
+    int number = -1;
+    AdapterParts parts;
+    void add(int row, int panel, Floats &sum) {
+      if (row != number) parts = pass.parts_of(phase, number = row);
+      if (!parts.count) return;
+      const float *shrunk = pass.shrunk_ + int64_t(number) * pass.step_.thin;
+      parts.kind == FLOAT32 ? expand<float>(parts, panel, shrunk, sum) : expand<uint16_t>(parts, panel, shrunk, sum);
+    }
+  };
+
   // Packs one block of the rows that are multiplied.
   void pack_rows(const Phase &phase, float *x, int number) {
     if (!is_routed(phase.product, phase.layer)) return pack_rows(phase, rows_of(phase), x, number);
@@ -396,7 +441,15 @@ class Pass {
               count = std::min(width - first, phase.size);
     const float *packed = is_packed(phase.product) ? inner_ : member.x,
                 *x = packed + rows.number(slab, 0) * packed_width(matrix.inputs);
-    auto each = [&](auto take) { product(matrix, first, count, x, blocks, member.room, member.sums, take); };
+    const bool adapted = adapts(phase.product, phase.layer);
+    Expansion expansion{*this, phase};
+    auto each = [&](auto take) {
+      if (!adapted) return product(matrix, first, count, x, blocks, member.room, member.sums, take);
+      product(matrix, first, count, x, blocks, member.room, member.sums, [&](int row, int panel, Floats sum) {
+        expansion.add(rows.number(slab, row), panel, sum);
+        take(row, panel, sum);
+      });
+    };
     switch (phase.product) {
       case QKV:
         return each([&](int row, int panel, Floats sum) {
@@ -406,8 +459,10 @@ class Pass {
         float *ups = member.sums + int64_t(blocks.rows) * kGang * kLanes;
         penstock::multiply(matrix, width + first, count, x, blocks, member.room, ups);
         auto inner = [&](int row, int panel, const Floats &gate) {
-          const Floats up = Floats::load(ups + (int64_t(row) * kGang + panel - first) * kLanes);
-          return silu(gate) * finished(matrix, width + panel, up);
+          Floats up =
+              finished(matrix, width + panel, Floats::load(ups + (int64_t(row) * kGang + panel - first) * kLanes));
+          if (adapted) expansion.add(rows.number(slab, row), width + panel, up);
+          return silu(gate) * up;
         };
         const int wide = width * kLanes;
         if (!packed_)
@@ -471,6 +526,7 @@ class Pass {
   std::vector<Expert> experts_;                     // those that rows of this layer have chosen
   int blocks_ = 0;                                  // of all of them
   std::atomic<int> routed_ = 0;                     // chunks of this layer
+  float *const shrunk_;                             // [rows, ranks]: rows in the middle of their adapters' products
   Attention attention_;
   std::vector<Member> members_;
   std::vector<Phase> phases_;

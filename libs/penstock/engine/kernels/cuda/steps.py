@@ -47,9 +47,9 @@ class DeviceSteps:
 
     def logits(self, order: Sequence[Run], features: Features | None = None) -> Tensor:
         """float32 [samples, vocab] of runs in the order of `arrange`, valid until the next call; leaves their keys and
-        values in the page memory. A step with features is not captured."""
+        values in the page memory. A step with features or adapters is not captured."""
         with streams.current(self._memory.data.device):
-            if self._graphs is not None and features is None:
+            if self._graphs is not None and features is None and not any(run.adapter for run in order):
                 logits = self._graphs.logits(order)
                 if logits is not None:
                     return logits

@@ -25,9 +25,10 @@ def error_json(error: PenstockError, _request_id: str = "") -> Json:
 STYLE = Style(error=error_json, last=b"data: [DONE]\n\n")
 
 
-def openai_model(name: str, created: int, context: int | None, *, ready: bool) -> Json:
-    """OpenAI's form of a model. `ready`: a request for it would succeed."""
-    own = {"max_model_len": context, "ready": ready}
+def openai_model(name: str, created: int, context: int | None, *, ready: bool, base: str = "") -> Json:
+    """OpenAI's form of a model, with the fields by which vLLM says what adapters belong to. `ready`: a request for it
+    would succeed; `base`: the model to which an adapter is added."""
+    own = {"root": name, "parent": base or None, "max_model_len": context, "ready": ready}
     return {"id": name, "object": "model", "created": created, "owned_by": "penstock", **own}
 
 

@@ -131,6 +131,9 @@ class ModelAnswer(msgspec.Struct):
     object: Literal["model"]
     created: int
     owned_by: str
+    root: str
+    parent: str | None
+    """Of an adapter: the model to which it is added."""
     max_model_len: int | None
     ready: bool
 

@@ -1,0 +1,270 @@
+"""Reads and checks the directory of a LoRA adapter (Hu et al., 2021) in the format of PEFT, without torch.
+
+An adapter adds to some matrices of its base model a product of two thin ones: y = W x + scale * B (A x). PEFT calls
+them lora_A and lora_B; `adapter_config.json` says which matrices have them, and how large scale is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.checkpoint.errors import CheckpointError
+from penstock.checkpoint.files import read_object
+from penstock.checkpoint.fingerprint import add_file
+from penstock.checkpoint.model_config import ModelConfig
+from penstock.checkpoint.naming import LayerNames, layer_names
+from penstock.checkpoint.reading import Reader
+from penstock.checkpoint.tensors import TensorInfo, declared_tensors, layer_matrices
+
+MAX_RANK = 1024
+ALL_LINEAR = "all-linear"
+_PREFIX = "base_model.model."
+_TEXT_PARTS = ("model.language_model.", "language_model.model.")
+"""What some models have before their layers' names, instead of `model.`."""
+_NAME = re.compile(r"(?P<module>.+)\.(?P<which>lora_[AB])\.weight")
+_UNSUPPORTED = {
+    "use_dora": "DoRA is not supported",
+    "use_qalora": "QALoRA is not supported",
+    "lora_bias": "a bias of lora_B is not supported",
+    "modules_to_save": "whole modules beside the matrices are not supported",
+    "layer_replication": "layers that are used several times are not supported",
+    "trainable_token_indices": "adapted embeddings are not supported",
+    "target_parameters": "adapted parameters that are no module of their own, such as those of experts, are not"
+    " supported",
+    "alora_invocation_tokens": "adapters that begin at a token are not supported",
+    "fan_in_fan_out": "matrices that are stored the other way round are not supported",
+}
+"""Fields that must be absent, null, false or empty, and what they would mean."""
+_PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
+"""How lora_A and lora_B began, where the base model stayed as it was."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdaptedPart:
+    """What an adapter adds to one matrix of the checkpoint, which is part of a matrix of the decoder."""
+
+    layer: int
+    stack: str
+    """The decoder's matrix in the layer: qkv, out, gate_up, down or query."""
+    first: int
+    """The first of its columns there."""
+    columns: int
+    rank: int
+    scale: float
+    down: TensorInfo
+    """lora_A: [rank, inputs]."""
+    up: TensorInfo
+    """lora_B: [columns, rank]."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterCheckpoint:
+    """A directory that was found to hold an adapter of its base model."""
+
+    path: Path
+    file: Path
+    """With the tensors."""
+    parts: tuple[AdaptedPart, ...]
+    fingerprint: str
+    """sha256 (hex) of the tensors' bytes, and of what the configuration says of each: KV computed with one is never
+    used with another."""
+
+    @property
+    def numbers(self) -> int:
+        """In all its matrices."""
+        return sum(math.prod(part.down.shape) + math.prod(part.up.shape) for part in self.parts)
+
+
+def inspect_adapter(path: str | Path, config: ModelConfig) -> AdapterCheckpoint:
+    """What the directory `path` holds, if that is an adapter of a model with this `config`. Reads all of its tensors,
+    for the fingerprint. Raises CheckpointError that names the file, and the field or tensor."""
+    directory = Path(path)
+    if not directory.is_dir():
+        raise CheckpointError(directory, "is not a directory")
+    settings = _Settings(directory / "adapter_config.json")
+    file = directory / "adapter_model.safetensors"
+    pickled = directory / "adapter_model.bin"
+    if pickled.exists() and not file.exists():
+        raise CheckpointError(pickled, "is pickled, which may run code: save the tensors as adapter_model.safetensors")
+    tensors = {}
+    for name, info in declared_tensors((file,)).items():
+        tensors[_known_name(file, name)] = info
+    parts = tuple(_parts(settings, file, tensors, config))
+    for name in tensors:
+        raise CheckpointError(file, f"tensor {_PREFIX}{name}: {_misfit(name, config)}")
+    if not parts:
+        raise settings.fail(f"target_modules {settings.targets!r} names no matrix of {config.architecture}")
+    return AdapterCheckpoint(directory, file, parts, _fingerprint(file, parts))
+
+
+class _Settings:
+    """adapter_config.json."""
+
+    def __init__(self, file: Path) -> None:
+        self._read = read = Reader(file, read_object(file))
+        self.fail = read.fail
+        read.only("peft_type", None, "LORA")
+        read.only("bias", "none", "none")
+        for field, reason in _UNSUPPORTED.items():
+            if value := read.values.get(field):
+                raise read.fail(f"{field} {value!r}: {reason}")
+        read.only("init_lora_weights", True, *_PLAIN_STARTS)
+        self.targets = read.values.get("target_modules")
+        self._targeted = self._matcher("target_modules")
+        self._excluded = self._matcher("exclude_modules")
+        self._rooted = read.flag("use_rslora", False)
+        self._rank, self._alpha = read.integer("r"), read.number("lora_alpha")
+        self._ranks = self._patterns("rank_pattern")
+        self._alphas = self._patterns("alpha_pattern")
+        layers = read.values.get("layers_to_transform")
+        self._layers = [layers] if type(layers) is int else layers
+        if self._layers is not None and not (
+            isinstance(self._layers, list) and all(type(layer) is int for layer in self._layers)
+        ):
+            raise read.fail(f"layers_to_transform must be a number or numbers of layers, not {layers!r}")
+
+    def targeted(self, module: str, layer: int) -> bool:
+        """Whether a linear module of a layer is adapted."""
+        if self._layers and layer not in self._layers:
+            return False
+        return self._targeted(module) and not self._excluded(module)
+
+    def of(self, module: str) -> tuple[int, float]:
+        """(rank, scale) of a module."""
+        rank, alpha = _by_pattern(self._ranks, module, self._rank), _by_pattern(self._alphas, module, self._alpha)
+        if not (type(rank) is int and 0 < rank <= MAX_RANK):
+            raise self.fail(f"the rank of {module} must be from 1 to {MAX_RANK}, not {rank!r}")
+        return rank, alpha / (math.sqrt(rank) if self._rooted else rank)
+
+    def _matcher(self, field: str) -> Callable[[str], bool]:
+        """Which modules a field names: by their ends in a list, by a regular expression, or all."""
+        value = self._read.values.get(field)
+        if value is None and field != "target_modules":
+            return lambda module: False
+        if value == ALL_LINEAR:
+            return lambda module: True
+        if isinstance(value, str):
+            expression = self._compiled(field, value)
+            return lambda module: expression.fullmatch(module) is not None
+        if isinstance(value, list) and all(isinstance(each, str) and each for each in value):
+            ends = tuple(f".{each}" for each in value)
+            return lambda module: f".{module}".endswith(ends)
+        raise self.fail(f"{field} must be a list of names, a regular expression or {ALL_LINEAR!r}, not {value!r}")
+
+    def _patterns(self, field: str) -> list[tuple[re.Pattern[str], Any]]:
+        value = self._read.values.get(field) or {}
+        if not isinstance(value, dict):
+            raise self.fail(f"{field} must be an object from names to numbers, not {value!r}")
+        for name, number in value.items():
+            if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < math.inf:
+                raise self.fail(f"{field} must give {name!r} a positive number, not {number!r}")
+        return [(self._compiled(field, rf"(.*\.)?({name})"), number) for name, number in value.items()]
+
+    def _compiled(self, field: str, expression: str) -> re.Pattern[str]:
+        try:
+            return re.compile(expression)
+        except re.error as error:
+            raise self.fail(f"{field} {expression!r} is no regular expression: {error}") from None
+
+
+def _by_pattern(patterns: list[tuple[re.Pattern[str], Any]], module: str, usual: Any) -> Any:
+    """The number of the first pattern that names the module."""
+    return next((number for pattern, number in patterns if pattern.fullmatch(module)), usual)
+
+
+def _known_name(file: Path, name: str) -> str:
+    """A tensor's name as the base model's checkpoint would begin it. Raises CheckpointError."""
+    if not name.startswith(_PREFIX):
+        raise CheckpointError(file, f"tensor {name} does not begin with {_PREFIX}: it is not PEFT's")
+    own = name.removeprefix(_PREFIX)
+    for text in _TEXT_PARTS:
+        if own.startswith(text):
+            return f"model.{own.removeprefix(text)}"
+    return own
+
+
+def _parts(
+    settings: _Settings, file: Path, tensors: dict[str, TensorInfo], config: ModelConfig
+) -> Iterator[AdaptedPart]:
+    """What is added to each matrix that the settings name; takes its tensors out of `tensors`."""
+    names = layer_names(config)
+    for layer in range(config.n_layers):
+        matrices = layer_matrices(config, layer)
+        places = dict(_places(names, matrices))
+        for name, (rows, inputs) in matrices.items():
+            module = f"model.layers.{layer}.{name}"
+            if not settings.targeted(module, layer):
+                continue
+            if name not in places:
+                raise settings.fail(f"target_modules names {module}: {_REASON}")
+            rank, scale = settings.of(module)
+            stack, first = places[name]
+            yield AdaptedPart(
+                layer=layer,
+                stack=stack,
+                first=first,
+                columns=rows,
+                rank=rank,
+                scale=scale,
+                down=_take(file, tensors, f"{module}.lora_A.weight", (rank, inputs)),
+                up=_take(file, tensors, f"{module}.lora_B.weight", (rows, rank)),
+            )
+
+
+_REASON = "adapters of experts, of the router and of what latent keys and values are made by are not supported"
+
+
+def _places(names: LayerNames, matrices: Mapping[str, tuple[int, int]]) -> Iterator[tuple[str, tuple[str, int]]]:
+    """(the stack, the first column there) of each matrix that can be adapted, by its name."""
+    stacks: dict[str, tuple[str, ...]] = {"qkv": names.qkv, "out": (names.out,)}
+    if names.latent is not None:
+        stacks["query"] = (names.latent.query,)
+    for gate_up, down in ((names.gate_up, names.down), (names.shared_gate_up, names.shared_down)):
+        if down in matrices:
+            stacks["gate_up"], stacks["down"] = gate_up, (down,)
+    for stack, members in stacks.items():
+        first = 0
+        for name in members:
+            if name in matrices:
+                yield name, (stack, first)
+                first += matrices[name][0]
+
+
+def _take(file: Path, tensors: dict[str, TensorInfo], name: str, shape: tuple[int, int]) -> TensorInfo:
+    info = tensors.pop(name, None)
+    if info is None:
+        raise CheckpointError(file, f"tensor {_PREFIX}{name} is missing")
+    if info.shape != shape:
+        what = f"tensor {_PREFIX}{name} has shape {list(info.shape)}, the configurations make it {list(shape)}"
+        raise CheckpointError(file, what)
+    return info
+
+
+def _misfit(name: str, config: ModelConfig) -> str:
+    """Why a tensor is not used."""
+    if "lora_embedding_" in name or name.startswith("model.embed_tokens."):
+        return "adapted embeddings are not supported"
+    if name.startswith("lm_head."):
+        return "an adapted last matrix is not supported"
+    found = _NAME.fullmatch(name)
+    if found is None:
+        return "is neither a lora_A nor a lora_B"
+    layer = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", found["module"])
+    if layer is None or int(layer[1]) >= config.n_layers or layer[2] not in layer_matrices(config, int(layer[1])):
+        return f"{config.architecture} has no such matrix"
+    return "target_modules does not name this matrix"
+
+
+def _fingerprint(file: Path, parts: tuple[AdaptedPart, ...]) -> str:
+    digest = hashlib.sha256(b"penstock adapter v1")
+    said = json.dumps([(part.layer, part.stack, part.first, part.rank, part.scale) for part in parts]).encode()
+    digest.update(len(said).to_bytes(8, "little") + said)
+    add_file(digest, file)
+    return digest.hexdigest()
