@@ -171,6 +171,7 @@ CASES = {
     "phi3-longrope-short": ("Phi3", LONGROPE),
     "phi3-longrope-long": ("Phi3", LONGROPE),
 }
+EXPERT_FIELDS = {"num_experts_per_tok", "num_local_experts"}
 CONTEXT = {"phi3-longrope-long": 512}
 """Longer than the original context: the long factors."""
 LENGTHS = (1, 16, 17, 40, 63, 170)
@@ -229,8 +230,8 @@ class Case:
         self.lengths = [length for length in LENGTHS if name != "phi3-longrope-short" or length < 60]
         self.lengths = [length + 70 if long else length for length in self.lengths]
 
-    def runner(self, dtype="float32", kv=""):
-        config = EngineConfig(model=self.directory, dtype=dtype, kv_dtype=kv, kv_pool_tokens=1600)
+    def runner(self, dtype="float32", **settings):
+        config = EngineConfig(model=self.directory, dtype=dtype, kv_pool_tokens=1600, **settings)
         return Runner(inspect(self.directory, self.context), config)
 
     def prompt(self, length):
@@ -360,10 +361,21 @@ def test_bfloat16_runs_and_stays_near(case):
 def test_kv_in_8_bits_stays_near(case):
     prompt = case.prompt(case.lengths[-1])
     run = run_of(prompt[:1], 0, 1, tables([len(prompt)])[0], prompt[1:])
-    rounded = case.runner(kv="int8")
+    rounded = case.runner(kv_dtype="int8")
     assert rounded.memory.layout.endswith("-scaled-v1")
     exact, kept = (logits_of(runner, [run]) for runner in (case.runner(), rounded))
     assert torch.nn.functional.cosine_similarity(exact, kept, dim=-1).median() > 0.98
+
+
+@pytest.mark.parametrize("name", [name for name, (_, fields) in CASES.items() if set(fields) & EXPERT_FIELDS])
+def test_int8_experts_run_and_stay_near(tmp_path, name):
+    """The same; and lossless weights are those of bfloat16."""
+    case = Case(name, tmp_path)
+    prompt = case.prompt(case.lengths[-1])
+    run = run_of(prompt[:1], 0, 1, tables([len(prompt)])[0], prompt[1:])
+    exact, rounded, plain = (logits_of(case.runner(dtype), [run]) for dtype in ("float32", "int8", "bfloat16"))
+    assert torch.nn.functional.cosine_similarity(exact, rounded, dim=-1).median() > 0.95
+    assert torch.equal(logits_of(case.runner("bfloat16", weights="lossless"), [run]), plain)
 
 
 def parsed(architecture, **fields):
