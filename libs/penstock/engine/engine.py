@@ -242,7 +242,7 @@ class Engine:
     @property
     def arena(self) -> Arena | None:
         """The pages as the store of this host can map them; None when it can't."""
-        return self._runner.memory.arena
+        return self._runner.memory.arena if self.config.shared_pages else None  # ranks share theirs always
 
     def finite(self, block: memoryview) -> bool:
         """Whether a block of this engine's KV holds finite numbers only. Callable from any thread."""

@@ -153,6 +153,7 @@ async def test_processes_say_the_same_and_end_with_the_engine(tmp_path, kit):
     async with Engine.open(config_of(directory, tp=2)) as engine:
         for found, wanted in zip(await kit.read_all(engine, kit.mixed()), expected, strict=True):
             kit.assert_same(found, wanted)
+        assert engine.arena is None, "no store maps the pages unless it is asked to"
         (pid,) = engine._runner.ranks.pids
         assert pid != os.getpid()
         os.kill(pid, 0)
