@@ -170,6 +170,7 @@ CASES = {
     "phi3-longrope-short": ("Phi3", LONGROPE),
     "phi3-longrope-long": ("Phi3", LONGROPE),
 }
+EXPERT_FIELDS = {"num_experts_per_tok", "num_local_experts"}
 CONTEXT = {"phi3-longrope-long": 512}
 """Longer than the original context: the long factors."""
 LENGTHS = (1, 16, 17, 40, 63, 170)
@@ -228,10 +229,9 @@ class Case:
         self.lengths = [length for length in LENGTHS if name != "phi3-longrope-short" or length < 60]
         self.lengths = [length + 70 if long else length for length in self.lengths]
 
-    def runner(self, dtype="float32"):
-        return Runner(
-            inspect(self.directory, self.context), EngineConfig(model=self.directory, dtype=dtype, kv_pool_tokens=1600)
-        )
+    def runner(self, dtype="float32", **settings):
+        config = EngineConfig(model=self.directory, dtype=dtype, kv_pool_tokens=1600, **settings)
+        return Runner(inspect(self.directory, self.context), config)
 
     def prompt(self, length):
         return torch.randint(0, 256, (length,), generator=torch.Generator().manual_seed(length)).tolist()
@@ -354,6 +354,17 @@ def test_bfloat16_runs_and_stays_near(case):
     exact, rounded = (logits_of(case.runner(dtype), [run]) for dtype in ("float32", "bfloat16"))
     assert rounded.isfinite().all()
     assert torch.nn.functional.cosine_similarity(exact, rounded, dim=-1).median() > 0.98
+
+
+@pytest.mark.parametrize("name", [name for name, (_, fields) in CASES.items() if set(fields) & EXPERT_FIELDS])
+def test_int8_experts_run_and_stay_near(tmp_path, name):
+    """The same; and lossless weights are those of bfloat16."""
+    case = Case(name, tmp_path)
+    prompt = case.prompt(case.lengths[-1])
+    run = run_of(prompt[:1], 0, 1, tables([len(prompt)])[0], prompt[1:])
+    exact, rounded, plain = (logits_of(case.runner(dtype), [run]) for dtype in ("float32", "int8", "bfloat16"))
+    assert torch.nn.functional.cosine_similarity(exact, rounded, dim=-1).median() > 0.95
+    assert torch.equal(logits_of(case.runner("bfloat16", weights="lossless"), [run]), plain)
 
 
 def parsed(architecture, **fields):

@@ -105,6 +105,8 @@ class Runner:
             attention = cuda.attention_for(model, self.memory) if config.kernels else None
             keep = cuda.keep_for(config.dtype, place)
             weights = load_weights(checkpoint, kept, place, keep=keep, source=upload.take)
+        if config.kernels and model.experts is not None:
+            cuda.group_experts(weights, model.activation, place)
         self._build(model, config, weights, kept)
         if config.kernels:
             self._device = cuda.steps_for(

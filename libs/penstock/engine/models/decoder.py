@@ -16,7 +16,7 @@ from torch import Tensor
 from penstock.checkpoint import ModelConfig
 from penstock.engine.layers.adapters import adapted
 from penstock.engine.layers.embedding import Embedding
-from penstock.engine.layers.feedforward import feed_forward
+from penstock.engine.layers.feedforward import Routed, feed_forward
 from penstock.engine.layers.linear import columns, linear
 from penstock.engine.layers.norm import rms_norm
 from penstock.engine.layers.rope import rope_tables
@@ -54,6 +54,12 @@ class Decoder:
     def tables(self) -> list[Turn]:
         """The rotation tables, [positions, 1, rotary_dim]: of all layers, or of those without a window and the rest."""
         return self._tables
+
+    @property
+    def waits(self) -> bool:
+        """Whether the host waits for the device in the middle of a step: for routers, where each expert has products of
+        its own."""
+        return any(isinstance(layer.mlp, Routed) and not layer.mlp.grouped for layer in self._weights.layers)
 
     @property
     def embedding(self) -> Embedding:

@@ -36,6 +36,7 @@ def pretend(monkeypatch):
     mode = Pretend()
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: mode.stream)
     monkeypatch.setattr(streams, "current", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (8, 0))
     monkeypatch.setattr(setup, "check", lambda dtype, device: None)
     monkeypatch.setattr(setup, "CudaCapture", Recorder)
     copies = SimpleNamespace(mark=lambda wait: mode.waits.append("mark") if wait else None)
@@ -162,3 +163,17 @@ def test_pages_are_copied_behind_the_last_step(pretend, monkeypatch):
     assert pages.write([2], [arena.view(0, 64)], None) == 1
     assert content.cpu()[2].tolist() == [9] * 64
     arena.close()
+
+
+def test_grouped_experts_are_captured_and_do_not_wait(tmp_path, pretend, monkeypatch):
+    """Of bfloat16, on a device that has such products; on the others the host waits for each layer's router."""
+    extra = {**EXTRA, "sliding_window": None}
+    directory = write_checkpoint(tmp_path / "model", TinyModel("MixtralForCausalLM", extra=extra))
+    said, possible = [], []
+    for capability in ((8, 9), (9, 0)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None, own=capability: own)
+        runner = Runner(inspect(directory), config_of(directory, dtype="bfloat16", device="cuda"))
+        possible.append(runner._device._graphs.possible)
+        said.append(play(runner))
+    assert possible == [False, True]
+    assert said[0] == said[1]

@@ -30,6 +30,11 @@ class Forward(Protocol):
 
     config: ModelConfig
 
+    @property
+    def waits(self) -> bool:
+        """Whether the host waits for the device in the middle of a step."""
+        ...
+
     def forward(self, batch: Batch, memory: PageMemory, features: Features | None = None) -> Tensor:
         """float32 [samples, vocab]; leaves the rows' keys and values in the page memory, and fills `features`."""
         ...
@@ -84,8 +89,8 @@ class GraphSteps:
         self._width = -(-max_positions // memory.block_size)
         self._capture = capture
         self._steps: dict[StepShape, _Captured] = {}
-        self.possible = attention.graph_rows > 0 and decoder.config.experts is None
-        """Whether steps can be captured: not with routed experts, which make the host wait in the middle of a step."""
+        self.possible = attention.graph_rows > 0 and not decoder.waits
+        """Whether steps can be captured."""
 
     def logits(self, runs: Sequence[Run]) -> Tensor | None:
         """float32 [samples, vocab], valid until the next call; None when this step can't be captured."""

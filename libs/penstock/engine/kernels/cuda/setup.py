@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from penstock.checkpoint import Checkpoint, ModelConfig
+from penstock.engine.kernels.cuda import experts
 from penstock.engine.kernels.cuda.capability import check_dtype
 from penstock.engine.kernels.cuda.choose import candidates, choose
 from penstock.engine.kernels.cuda.graphs import CudaCapture, Forward
@@ -21,6 +22,7 @@ from penstock.engine.kernels.cuda.streams import current
 from penstock.engine.kernels.cuda.upload import Upload
 from penstock.engine.layers.linear import Matrix
 from penstock.engine.layers.stacks import Keep, Stack, as_it_is
+from penstock.engine.layers.weights import Weights
 from penstock.engine.step.batch import BatchBuilder
 from penstock.engine.step.memory import PageMemory
 
@@ -86,6 +88,11 @@ def _keep_float8(device: torch.device) -> Keep:
         return Float8Matrix.of(matrix, bias), None
 
     return keep
+
+
+def group_experts(weights: Weights, activation: str, device: torch.device) -> None:
+    """Has the experts of `weights` computed by one product for all of them, if this device has such products."""
+    experts.group_experts(weights, activation, torch.cuda.get_device_capability(device))
 
 
 def attention_for(config: ModelConfig, memory: PageMemory) -> PagedAttention | None:
