@@ -15,12 +15,13 @@ from openai import AsyncOpenAI
 from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
 from penstock.engine.request import Request, SamplingParams
+from penstock.gateway.door.operating import evict_tenant
 from penstock.testing.adapters import fingerprint_of, write_adapter, write_merged
 from penstock.testing.checkpoints import write_checkpoint
 from penstock.testing.mesh import MeshSetup
 
 from .conftest import TINY
-from .support import BLOCK, body_of, drafting, in_pages, prompt, settled
+from .support import BLOCK, body_of, drafting, in_pages, prompt, settled, until
 
 NO_SPECIALS = dict.fromkeys(range(256, 260), -100.0)
 GREEDY = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True, logprobs=0, logit_bias=NO_SPECIALS)
@@ -188,11 +189,13 @@ async def test_a_worker_that_joins_later_loads_what_the_others_have(tiny, files,
             router=(mesh.router.address,),
             role="both",
         )
-        async with open_decode(config) as late, asyncio.timeout(30):
+        async with open_decode(config) as late:
             registry = mesh.router.planner.registry
-            while [len(own.seats) for own in registry.adapted().values()] != [2, 2]:
-                await anext(mesh.router.view.follow())
-                await asyncio.sleep(0)
+            await until(
+                lambda: [len(own.seats) for own in registry.adapted().values()] == [2, 2],
+                "both workers have both adapters",
+                seconds=30,
+            )
             assert late.worker.engine.adapters.names == mesh.workers[0].engine.adapters.names
 
 
@@ -210,3 +213,20 @@ async def test_two_directories_under_one_name_share_nothing(tiny, files, alone, 
             await mesh.gateway.view.changed.wait_for(lambda: mesh.gateway.view.known("tiny:mine").adapter != before)
         ids, cached = await ask(http, mesh, "mine", tokens, GREEDY)
         assert (ids, cached) == (await alone("two", tokens, GREEDY), 0)
+
+
+async def test_an_eviction_reaches_what_was_computed_with_an_adapter_that_is_gone(tiny, files, meshes, http):
+    tokens = prompt("evicted", 150)
+    async with meshes(setup_of(tiny, files, aggregated=True, kvstore=False)) as mesh:
+        own = fingerprint(mesh, "one")
+        _, cached = await ask(http, mesh, "one", tokens, GREEDY)
+        _, again = await ask(http, mesh, "one", tokens, GREEDY)
+        assert cached == 0 < again
+        assert (await ctl(mesh, "unload", "one"))[0] == 0
+        await evict_tenant(mesh.gateway.reception, "default", {})
+        assert (await ctl(mesh, "load", f"one={files / 'one'}"))[0] == 0
+        async with mesh.gateway.view.changed:
+            await mesh.gateway.view.changed.wait_for(lambda: mesh.gateway.view.known("tiny:one"))
+        assert fingerprint(mesh, "one") == own
+        _, after = await ask(http, mesh, "one", tokens, GREEDY)
+        assert after < BLOCK, "no whole block is found any more"

@@ -246,3 +246,25 @@ def test_a_name_is_one_that_clients_can_ask_for(llama):
             settings_of(llama.model, lora=(entry,))
     with pytest.raises(ConfigError, match="twice"):
         settings_of(llama.model, lora=("a=x", "a=y"))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "weights", "near"), [("bfloat16", "plain", 0.3), ("bfloat16", "lossless", 0.3), ("int8", "auto", 0.4)]
+)
+async def test_other_kinds_of_weights(llama, kit, dtype, weights, near):
+    """The compiled step adds the same to matrices that are kept in fewer bits: answers are near those in float32, and
+    far from those of the base model."""
+    requests = [kit.request(str(length), length, kit.greedy(1, logprobs=5)) for length in (3, 17, 40, 90)]
+    async with Engine.open(settings_of(llama.merged["one"])) as engine:
+        right = [answer.tokens[0] for answer in await kit.read_all(engine, requests)]
+    off = {}
+    async with Engine.open(settings_of(llama.model, lora=llama.lora, dtype=dtype, weights=weights)) as engine:
+        for adapter in ("", llama.fingerprints["one"]):
+            named = [replace(request, id=f"{adapter}{request.id}", adapter=adapter) for request in requests]
+            found = [answer.tokens[0] for answer in await kit.read_all(engine, named)]
+            off[adapter] = max(
+                abs(dict(own.top).get(token, -20.0) - logprob)
+                for own, expected in zip(found, right, strict=True)
+                for token, logprob in expected.top[:2]
+            )
+    assert off[llama.fingerprints["one"]] < near < 1 < off[""]

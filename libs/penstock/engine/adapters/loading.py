@@ -8,7 +8,7 @@ from torch import Tensor
 
 from penstock.checkpoint import AdaptedPart, AdapterCheckpoint, CheckpointError
 from penstock.engine.kernels.cpu.adapting import StepAdapter, panels_of, whole_ranks
-from penstock.engine.layers.adapters import AdapterWeights, Delta
+from penstock.engine.layers.adapters import AdapterWeights, ThinProduct
 
 
 def load_adapter(
@@ -16,13 +16,15 @@ def load_adapter(
 ) -> AdapterWeights:
     """Copies the adapter of a model of `layers` layers into new memory, as `dtype` on `device`; with `kernels` in the
     form that step.cpp reads as well. Raises CheckpointError, also when a number is not finite."""
-    kept: list[dict[str, list[Delta]]] = [{} for _ in range(layers)]
+    kept: list[dict[str, list[ThinProduct]]] = [{} for _ in range(layers)]
     try:
         with safe_open(found.file, framework="pt") as file:
             for part in found.parts:
                 down, up = (_finite(found, file.get_tensor(info.name), info.name) for info in (part.down, part.up))
                 delta = _delta(part, down, up * part.scale, kernels)
-                delta = Delta(delta.first, delta.columns, delta.down.to(device, dtype), delta.up.to(device, dtype))
+                delta = ThinProduct(
+                    delta.first, delta.columns, delta.down.to(device, dtype), delta.up.to(device, dtype)
+                )
                 kept[part.layer].setdefault(part.stack, []).append(delta)
     except (SafetensorError, OSError) as error:
         raise CheckpointError(found.file, str(error)) from None
@@ -37,8 +39,8 @@ def _finite(found: AdapterCheckpoint, tensor: Tensor, name: str) -> Tensor:
     return tensor.float()
 
 
-def _delta(part: AdaptedPart, down: Tensor, up: Tensor, kernels: bool) -> Delta:
+def _delta(part: AdaptedPart, down: Tensor, up: Tensor, kernels: bool) -> ThinProduct:
     up = up.t().contiguous()
     if not kernels:
-        return Delta(part.first, part.columns, down, up.unsqueeze(0))
-    return Delta(part.first, part.columns, whole_ranks(down, 0), panels_of(whole_ranks(up, 0)))
+        return ThinProduct(part.first, part.columns, down, up.unsqueeze(0))
+    return ThinProduct(part.first, part.columns, whole_ranks(down, 0), panels_of(whole_ranks(up, 0)))

@@ -19,7 +19,7 @@ from penstock.engine.layers.weights import LatentWeights, LayerWeights
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Delta:
+class ThinProduct:
     """A product of two thin matrices, added to some columns of a matrix."""
 
     first: int
@@ -45,7 +45,7 @@ class AdapterWeights:
     """An adapter in memory. `layers` has the deltas of each layer's matrices by the names that these have there."""
 
     fingerprint: str
-    layers: tuple[dict[str, tuple[Delta, ...]], ...]
+    layers: tuple[dict[str, tuple[ThinProduct, ...]], ...]
     nbytes: int
     args: Any = field(default=None, repr=False)
     """For the kernels of a CPU, see kernels/cpu/adapting.py; None where these do not compute the model."""
@@ -65,7 +65,7 @@ class AdaptedMatrix:
     ones."""
 
     def __init__(
-        self, matrix: Matrix, bias: Tensor | None, deltas: Sequence[tuple[Delta, AdaptedRows]], *, all_rows: int
+        self, matrix: Matrix, bias: Tensor | None, deltas: Sequence[tuple[ThinProduct, AdaptedRows]], *, all_rows: int
     ) -> None:
         """`all_rows` is how many the step has."""
         self._matrix, self._bias = matrix, bias

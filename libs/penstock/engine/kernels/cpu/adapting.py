@@ -12,7 +12,7 @@ from torch import Tensor
 
 from penstock.engine.kernels.cpu.layout import AdapterArgs, AdapterPartArgs, Kind
 from penstock.engine.kernels.cpu.packed import LANES
-from penstock.engine.layers.adapters import AdapterWeights, Delta
+from penstock.engine.layers.adapters import AdapterWeights, ThinProduct
 from penstock.engine.step.batch import Rows
 
 RANKS = 4
@@ -25,7 +25,7 @@ class StepAdapter:
     """The arguments for one adapter, and the widest row of its shrunk numbers. They live as long as this object, which
     must not outlive the tensors."""
 
-    def __init__(self, layers: Sequence[dict[str, tuple[Delta, ...]]]) -> None:
+    def __init__(self, layers: Sequence[dict[str, tuple[ThinProduct, ...]]]) -> None:
         parts: list[AdapterPartArgs] = []
         begin, self.ranks, kind = [0], 0, Kind.FLOAT32
         for layer in layers:
