@@ -344,7 +344,7 @@ def large(options: Options = None, *, part: list[str] | None = None) -> None:
     Parameters
     ----------
     part:
-        Only these: experts, lora. Default: all.
+        Only these: experts, ranks, lora. Default: all.
     """
     import uvloop  # what the workers run on
 
