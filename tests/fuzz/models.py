@@ -15,12 +15,13 @@ from tokenizers import Tokenizer
 
 from penstock.chat.model import ChatModelError, load_chat_model
 from penstock.chat.template import ChatTemplate
-from penstock.checkpoint import CheckpointError, inspect, inspect_head
+from penstock.checkpoint import CheckpointError, inspect, inspect_adapter, inspect_head
 from penstock.checkpoint.files import read_object
 from penstock.checkpoint.model_config import parse_config, text_values
 from penstock.checkpoint.tensors import declared_tensors, weight_files
 from penstock.checkpoint.tokenizer_file import converted
 from penstock.errors import InvalidRequest
+from penstock.testing.adapters import write_adapter
 from penstock.testing.checkpoints import TinyModel, write_checkpoint
 
 from .contract import Check, Contract, Opened, Stopped, plain, stopped_after
@@ -50,6 +51,13 @@ TEMPLATE_WORDS = (
     b"|indent(100000000)", b"[1:-1]", b"strftime_now('%Y')", b"{% include 'a' %}", b"{% extends 'a' %}", b"'",
     b"{% for a in range(99999) %}", b"|batch(2)", b"|wordwrap(0)", b"|join", b"|list", b"{% filter upper %}",
     b"{% endfilter %}", b"{% call m(1) %}", b"{% endcall %}", b"{% raw %}", b"{% endraw %}", b"__class__", b"'a'",
+)  # fmt: skip
+ADAPTER_WORDS = tuple(
+    f'"{word}"'.encode()
+    for word in (
+        "r", "lora_alpha", "target_modules", "exclude_modules", "rank_pattern", "alpha_pattern", "use_rslora", "bias",
+        "layers_to_transform", "all-linear", "q_proj", "down_proj", r".*\\.(q|v)_proj", "use_dora", "modules_to_save",
+    )
 )  # fmt: skip
 SETTINGS_WORDS = (b'"chat_template"', b'"eos_token"', b'"content"', b'"name"', b'"default"', b'"template"')
 TOKENIZER_WORDS = tuple(
@@ -125,6 +133,20 @@ def _head() -> Iterator[Check]:
 
 
 @contextmanager
+def _adapter() -> Iterator[Check]:
+    with tempfile.TemporaryDirectory() as root:
+        target = write_checkpoint(Path(root) / "model", SMALL)
+        adapter, config = write_adapter(Path(root) / "adapter", target), inspect(target).config
+
+        def check(data: bytes) -> None:
+            (adapter / "adapter_config.json").write_bytes(data)
+            found = inspect_adapter(adapter, config)
+            assert found.parts and all(part.rank > 0 and part.scale > 0 for part in found.parts)
+
+        yield check
+
+
+@contextmanager
 def _safetensors() -> Iterator[Check]:
     with tempfile.TemporaryDirectory() as root:
         file = Path(root) / "model.safetensors"
@@ -175,7 +197,7 @@ def _tiktoken(file: str) -> Iterator[Check]:
         model = Path(root)
         for name, seed in (
             ("tiktoken.model", "tiktoken/bytes.tiktoken"),
-            ("tokenization_a.py", "tokenizer_code/plain.py"),
+            ("tokenization_a.py", "tokenizer_code/plain.txt"),
         ):
             shutil.copy(CORPUS / seed, model / name)
 
@@ -209,6 +231,7 @@ CONTRACTS = (
     _of_models("config", _config),
     _of_models("generation_config", partial(_directory, "generation_config.json")),
     _of_models("head_config", _head),
+    _of_models("adapter", _adapter, ADAPTER_WORDS),
     _of_models("safetensors", _safetensors, (b'"F32"', b'"BF16"', b'"shape"', b'"data_offsets"', b'"dtype"', b"[0,4]")),
     _of_models("index", _index, (b'"weight_map"', b'"a.safetensors"', b'".."', b'"a\\u0000b"', b'"\\ud800"', b'"/"')),
     _of_models("vocabulary", partial(_directory, "tokenizer.json"), TOKENIZER_WORDS),

@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from penstock.checkpoint.files import read_object
 from penstock.checkpoint.fingerprint import add_file
 from penstock.checkpoint.model_config import ModelConfig
 from penstock.checkpoint.naming import LayerNames, layer_names
+from penstock.checkpoint.patterns import ExpressionRefused, matching
 from penstock.checkpoint.reading import Reader
 from penstock.checkpoint.tensors import TensorInfo, declared_tensors, layer_matrices
 
@@ -88,7 +89,9 @@ def inspect_adapter(path: str | Path, config: ModelConfig) -> AdapterCheckpoint:
     directory = Path(path)
     if not directory.is_dir():
         raise CheckpointError(directory, "is not a directory")
-    settings = _Settings(directory / "adapter_config.json")
+    layers = range(config.n_layers)
+    names = [f"model.layers.{layer}.{name}" for layer in layers for name in layer_matrices(config, layer)]
+    settings = _Settings(directory / "adapter_config.json", names)
     file = directory / "adapter_model.safetensors"
     pickled = directory / "adapter_model.bin"
     if pickled.exists() and not file.exists():
@@ -105,9 +108,10 @@ def inspect_adapter(path: str | Path, config: ModelConfig) -> AdapterCheckpoint:
 
 
 class _Settings:
-    """adapter_config.json."""
+    """adapter_config.json, for a model whose matrices have these names."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, names: Sequence[str]) -> None:
+        self._names = names
         self._read = read = Reader(file, read_object(file))
         self.fail = read.fail
         read.only("peft_type", None, "LORA")
@@ -151,32 +155,35 @@ class _Settings:
         if value == ALL_LINEAR:
             return lambda module: True
         if isinstance(value, str):
-            expression = self._compiled(field, value)
-            return lambda module: expression.fullmatch(module) is not None
+            [named] = self._matching(field, [value], [value])
+            return named.__contains__
         if isinstance(value, list) and all(isinstance(each, str) and each for each in value):
             ends = tuple(f".{each}" for each in value)
             return lambda module: f".{module}".endswith(ends)
         raise self.fail(f"{field} must be a list of names, a regular expression or {ALL_LINEAR!r}, not {value!r}")
 
-    def _patterns(self, field: str) -> list[tuple[re.Pattern[str], Any]]:
+    def _patterns(self, field: str) -> list[tuple[frozenset[str], Any]]:
+        """Names of modules, and the number of each."""
         value = self._read.values.get(field) or {}
         if not isinstance(value, dict):
             raise self.fail(f"{field} must be an object from names to numbers, not {value!r}")
         for name, number in value.items():
             if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < math.inf:
                 raise self.fail(f"{field} must give {name!r} a positive number, not {number!r}")
-        return [(self._compiled(field, rf"(.*\.)?({name})"), number) for name, number in value.items()]
+        found = self._matching(field, [rf"(.*\.)?({name})" for name in value], [*value])
+        return [*zip(found, value.values(), strict=True)]
 
-    def _compiled(self, field: str, expression: str) -> re.Pattern[str]:
+    def _matching(self, field: str, expressions: list[str], given: list[str]) -> list[frozenset[str]]:
+        """The model's matrices that each of some regular expressions names; the file has them as `given`."""
         try:
-            return re.compile(expression)
-        except re.error as error:
-            raise self.fail(f"{field} {expression!r} is no regular expression: {error}") from None
+            return matching(expressions, self._names)
+        except ExpressionRefused as error:
+            raise self.fail(f"{field} {given[error.number]!r} {error}") from None
 
 
-def _by_pattern(patterns: list[tuple[re.Pattern[str], Any]], module: str, usual: Any) -> Any:
+def _by_pattern(patterns: list[tuple[frozenset[str], Any]], module: str, usual: Any) -> Any:
     """The number of the first pattern that names the module."""
-    return next((number for pattern, number in patterns if pattern.fullmatch(module)), usual)
+    return next((number for named, number in patterns if module in named), usual)
 
 
 def _known_name(file: Path, name: str) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from penstock.checkpoint import CheckpointError, inspect, inspect_adapter
+from penstock.checkpoint import CheckpointError, inspect, inspect_adapter, patterns
 from penstock.testing.adapters import write_adapter
 from penstock.testing.checkpoints import TinyModel, write_checkpoint
 
@@ -126,12 +126,16 @@ def test_ranks_by_pattern(model, tmp_path, config):
         ({"target_modules": None}, "target_modules must be a list of names"),
         ({"target_modules": ["nothing"]}, "target_modules does not name this matrix"),
         ({"target_modules": "*"}, "target_modules .* is no regular expression"),
+        ({"exclude_modules": "(.+)+x"}, r"exclude_modules .* takes more than 0.5 s on the names"),
+        ({"rank_pattern": {"(.+)+x": 2}}, r"rank_pattern .* takes more than 0.5 s on the names"),
+        ({"alpha_pattern": {"(": 2}}, r"alpha_pattern '\(' is no regular expression"),
         ({"rank_pattern": {"q_proj": "4"}}, "rank_pattern must give 'q_proj' a positive number"),
         ({"rank_pattern": ["q_proj"]}, "rank_pattern must be an object"),
         ({"layers_to_transform": "all"}, "layers_to_transform must be a number or numbers"),
     ],
 )
-def test_settings_that_are_refused(adapter, config, fields, what):
+def test_settings_that_are_refused(adapter, config, fields, what, monkeypatch):
+    monkeypatch.setattr(patterns, "LIMIT_S", 0.5)
     with pytest.raises(CheckpointError, match=what) as refused:
         inspect_adapter(change(adapter, **fields), config)
     assert refused.value.file.parent == adapter
