@@ -103,6 +103,11 @@ def phi_3() -> tuple[Tokenizer, dict[str, Any]]:
     return tokenizer, {"bos_token": "<s>", "eos_token": "<|endoftext|>", "add_bos_token": False}
 
 
+def kimi() -> tuple[Tokenizer, dict[str, Any]]:
+    """As what is made of a tiktoken file: nothing is put around a text."""
+    return bytes_of(("[BOS]", "[EOS]", "<|im_end|>")), {"bos_token": "[BOS]", "eos_token": "[EOS]"}
+
+
 def both_ends() -> tuple[Tokenizer, dict[str, Any]]:
     """No family's own, but a post-processor may put something behind the text too."""
     tokenizer, settings = llama_3()
@@ -121,8 +126,13 @@ STYLES: dict[str, list[Callable[[], tuple[Tokenizer, dict[str, Any]]]]] = {
     "Gemma3ForCausalLM": [gemma],
     "Gemma3ForConditionalGeneration": [gemma],
     "Phi3ForCausalLM": [phi_3],
+    "DeepseekV3ForCausalLM": [llama_3],
+    "Kimi_K25ForConditionalGeneration": [kimi],
+    "KimiK25ForConditionalGeneration": [kimi],
+    "Llama4ForCausalLM": [llama_3],
+    "Llama4ForConditionalGeneration": [llama_3],
 }
-BOS = {llama_2: 1, llama_3: 1, mistral: 1, gemma: 1, both_ends: 1, qwen: 0, phi_3: 0}
+BOS = {llama_2: 1, llama_3: 1, mistral: 1, gemma: 1, both_ends: 1, qwen: 0, phi_3: 0, kimi: 0}
 MADE = sorted({style for styles in STYLES.values() for style in styles}, key=lambda style: style.__name__)
 
 
