@@ -7,6 +7,8 @@ from collections.abc import Collection
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from penstock.checkpoint.byte_level import byte_table
+
 _MAX_HELD = 16
 """Tokens that may be held back until they end in a complete character, which has at most 4 bytes."""
 
@@ -42,14 +44,6 @@ class TextStream:
         self._held.clear()
         self._stream = DecodeStream(skip_special_tokens=False)
         return text
-
-
-def byte_table() -> dict[str, int]:
-    """The characters that byte-level BPE writes for bytes."""
-    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    table = {chr(byte): byte for byte in plain}
-    rest = [byte for byte in range(256) if byte not in set(plain)]
-    return table | {chr(256 + number): byte for number, byte in enumerate(rest)}
 
 
 class TokenBytes:

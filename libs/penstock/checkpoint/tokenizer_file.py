@@ -13,6 +13,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from penstock.checkpoint.byte_level import byte_table
 from penstock.checkpoint.errors import CheckpointError
 from penstock.checkpoint.files import read_object_if_there
 from penstock.runtime.caches import cache_directory
@@ -54,7 +55,7 @@ def converted(directory: Path) -> str:
 
     ranks = _read_ranks(directory / _RANKS)
     pattern = _pattern(directory)
-    symbols = _symbols()
+    symbols = {byte: symbol for symbol, byte in byte_table().items()}
     words = {token: "".join(symbols[byte] for byte in token) for token in ranks}
     merges = [(words[left], words[right]) for left, right in _merges(ranks)]
     vocabulary = {words[token]: rank for token, rank in ranks.items()}
@@ -157,11 +158,3 @@ def _specials(directory: Path, first: int) -> list[str]:
             f"added_tokens_decoder must name ids from {first} on, behind those of {_RANKS}, each text once",
         )
     return [names.get(number, f"<|reserved_token_{number}|>") for number in range(first, max(names) + 1)]
-
-
-def _symbols() -> list[str]:
-    """The character that stands for each byte in byte-level vocabularies (GPT-2, 2019): itself where it is printed and
-    no space, else one of those from 256 on."""
-    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    beyond = iter(range(256, 512))
-    return [chr(byte) if byte in shown else chr(next(beyond)) for byte in range(256)]
