@@ -10,6 +10,8 @@ import socket
 import struct
 from typing import Literal
 
+from penstock.runtime.exactly import receive_exactly
+
 _HEAD = struct.Struct("!BQ")
 _KINDS = ("setup", "render", "text", "lost", "refusal", "stopped")
 
@@ -24,16 +26,5 @@ def send(to: socket.socket, kind: Kind, content: bytes) -> None:
 
 def receive(from_: socket.socket) -> tuple[Kind, bytearray]:
     """The next frame. Raises EOFError when the other side has ended, and OSError."""
-    number, length = _HEAD.unpack(_exactly(from_, _HEAD.size))
-    return _KINDS[number], _exactly(from_, length)  # type: ignore[return-value]
-
-
-def _exactly(from_: socket.socket, length: int) -> bytearray:
-    content = bytearray(length)
-    into = memoryview(content)
-    while into:
-        got = from_.recv_into(into)
-        if not got:
-            raise EOFError
-        into = into[got:]
-    return content
+    number, length = _HEAD.unpack(receive_exactly(from_, _HEAD.size))
+    return _KINDS[number], receive_exactly(from_, length)  # type: ignore[return-value]

@@ -16,6 +16,7 @@ import msgspec
 from penstock.engine.config import EngineConfig
 from penstock.engine.step.batch import Rows
 from penstock.kv.bytes.arena import Arena, ArenaMap, Layout
+from penstock.runtime.exactly import receive_exactly
 
 _HEADER = 4
 
@@ -147,15 +148,4 @@ def send(to: socket.socket, content: bytes) -> None:
 
 def receive(source: socket.socket) -> bytearray:
     """Waits for a message. Raises EOFError when there is no other side any more, OSError."""
-    return _exactly(source, int.from_bytes(_exactly(source, _HEADER), "big"))
-
-
-def _exactly(source: socket.socket, count: int) -> bytearray:
-    found = bytearray(count)
-    room = memoryview(found)
-    while room:
-        got = source.recv_into(room)
-        if not got:
-            raise EOFError("the other side has ended")
-        room = room[got:]
-    return found
+    return receive_exactly(source, int.from_bytes(receive_exactly(source, _HEADER), "big"))
