@@ -9,15 +9,17 @@ import socket
 import threading
 from dataclasses import replace
 
+import msgspec
 import pytest
 import torch
 
-from penstock.checkpoint import inspect
+from penstock.checkpoint import CheckpointError, inspect
 from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
 from penstock.engine.errors import EngineClosed
 from penstock.engine.forward.following import follow
 from penstock.engine.forward.model import load_model
+from penstock.engine.ranks.messages import Setup, SharedMemory, receive, send, settings_of
 from penstock.engine.ranks.window import PageWindow
 from penstock.engine.step.memory import PageMemory
 from penstock.runtime.config import ConfigError
@@ -187,3 +189,14 @@ async def test_split_that_does_not_fit_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"tp .*must divide the 4 attention heads"):
         async with Engine.open(config_of(directory, tp=3)):
             pass
+
+
+def test_a_rank_tells_why_it_cannot_load_its_part(tmp_path):
+    lead, theirs = socket.socketpair()
+    nothing = SharedMemory("/nowhere", 0, b"")
+    settings = settings_of(EngineConfig(model=tmp_path / "gone", tp=2))
+    with lead, theirs:
+        send(lead, msgspec.msgpack.encode(Setup(1, 2, settings, "", nothing, None, "")))
+        with pytest.raises(CheckpointError, match="gone"):
+            follow(theirs)
+        assert b"a part of the model" in (told := receive(lead)) and b"gone: is not a directory" in told

@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import msgspec
 import torch
@@ -86,7 +86,8 @@ class Following:
 
 
 def follow(lead: socket.socket) -> None:
-    """Computes what rank 0 tells until that ends. Raises RankLost when another rank has ended."""
+    """Computes what rank 0 tells until that ends. What goes wrong is told to rank 0, and raised: RankLost when another
+    rank has ended, CheckpointError and ConfigError for its part of the model."""
     try:
         setup = msgspec.msgpack.decode(receive(lead), type=Setup)
         set_threads(setup.engine.threads)
@@ -102,6 +103,10 @@ def follow(lead: socket.socket) -> None:
             send(lead, b"")
     except (EOFError, ConnectionError):
         return
+    except Exception as error:
+        with suppress(OSError):
+            send(lead, f"a process that computes a part of the model: {error}".encode())
+        raise
 
 
 def main() -> None:
