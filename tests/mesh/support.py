@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,10 @@ from penstock.worker.rates import TransferCost
 from penstock.worker.worker import Work, Worker
 
 BLOCK = 16
+NO_SPECIALS = dict.fromkeys(range(256, 260), -100.0)
+"""Special tokens have no text, and so no place among the logprobs of a text."""
+GREEDY = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True, logprobs=0, logit_bias=NO_SPECIALS)
+SEEDED = replace(GREEDY, temperature=0.9, top_p=0.95, seed=11)
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,15 @@ class MeshAnswer:
     drafted: int
     accepted: int
     usage: dict[str, Any]
+
+
+async def said_alone(engine: Engine, tokens: list[int], sampling: SamplingParams) -> list[int]:
+    """The answer's tokens, by one engine outside of the mesh."""
+    found: list[int] = []
+    async with aclosing(engine.generate(Request(str(len(tokens)), tuple(tokens), sampling))) as updates:
+        async for update in updates:
+            found += [token.token for token in update.tokens]
+    return found
 
 
 def prompt(name: str, length: int) -> list[int]:

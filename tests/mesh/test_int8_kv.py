@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing
-
 import pytest
 
 from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
-from penstock.engine.request import Request, SamplingParams
 from penstock.testing.mesh import MeshSetup
 
-from .support import BLOCK, ask, in_pages, prompt, settled
-
-NO_SPECIALS = dict.fromkeys(range(256, 260), -100.0)
-GREEDY = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True, logprobs=0, logit_bias=NO_SPECIALS)
+from .support import BLOCK, GREEDY, ask, in_pages, prompt, said_alone, settled
 
 
 @pytest.fixture(scope="module", params=["disaggregated", "aggregated"])
@@ -30,25 +24,17 @@ async def alone(tiny):
         yield engine
 
 
-async def expected_of(engine: Engine, tokens: list[int]) -> list[int]:
-    found: list[int] = []
-    async with aclosing(engine.generate(Request(str(len(tokens)), tuple(tokens), GREEDY))) as updates:
-        async for update in updates:
-            found += [token.token for token in update.tokens]
-    return found
-
-
 async def test_cold_cached_and_handed_over(mesh, alone, http, request):
     assert {worker.engine.spec.dtype for worker in mesh.workers} == {"float32, KV int8"}
     assert {worker.engine.spec for worker in mesh.workers} == {alone.spec}
     first = prompt(request.node.callspec.id, 150)
     cold = await ask(http, mesh, first, GREEDY, session="int8")
-    assert cold.ids == await expected_of(alone, first)
+    assert cold.ids == await said_alone(alone, first, GREEDY)
     known = len(first) + len(cold.ids) - 1
     await settled(mesh, [*first, *cold.ids][: known // BLOCK * BLOCK])
     second = [*first, *cold.ids, *prompt("more", 100)]
     warm = await ask(http, mesh, second, GREEDY, session="int8")
-    assert warm.ids == await expected_of(alone, second)
+    assert warm.ids == await said_alone(alone, second, GREEDY)
     assert warm.cached == (known // BLOCK * BLOCK if mesh.prefill else in_pages(known))
 
 

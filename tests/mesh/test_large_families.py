@@ -5,49 +5,19 @@ The tokens are those of one engine, cold and cached, in one worker and handed ov
 
 from __future__ import annotations
 
-from contextlib import aclosing
 from dataclasses import replace
 
 import pytest
 
 from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
-from penstock.engine.request import Request, SamplingParams
-from penstock.testing.checkpoints import TinyModel, write_checkpoint
+from penstock.testing.checkpoints import TINY_DEEPSEEK, TINY_LLAMA_4, write_checkpoint
 from penstock.testing.mesh import MeshSetup
 
 from .conftest import TINY
-from .support import BLOCK, ask, drafting, in_pages, prompt, settled
+from .support import BLOCK, GREEDY, SEEDED, ask, drafting, in_pages, prompt, said_alone, settled
 
-NO_SPECIALS = dict.fromkeys(range(256, 260), -100.0)
-GREEDY = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True, logprobs=0, logit_bias=NO_SPECIALS)
-SEEDED = replace(GREEDY, temperature=0.9, top_p=0.95, seed=11)
-DEEPSEEK = TinyModel(
-    architecture="DeepseekV3ForCausalLM",
-    vocab_size=260,
-    seed=6,
-    extra={
-        "q_lora_rank": 32,
-        "kv_lora_rank": 24,
-        "qk_nope_head_dim": 12,
-        "qk_rope_head_dim": 8,
-        "v_head_dim": 16,
-        "n_routed_experts": 8,
-        "num_experts_per_tok": 2,
-        "n_group": 4,
-        "topk_group": 2,
-        "moe_intermediate_size": 32,
-        "first_k_dense_replace": 1,
-    },
-)
-LLAMA_4 = TinyModel(
-    architecture="Llama4ForCausalLM",
-    vocab_size=260,
-    layers=4,
-    seed=7,
-    extra={"intermediate_size_mlp": 96, "num_local_experts": 4, "attention_chunk_size": 40, "floor_scale": 32},
-)
-KINDS = {"deepseek": DEEPSEEK, "llama 4": LLAMA_4}
+KINDS = {"deepseek": TINY_DEEPSEEK, "llama 4": TINY_LLAMA_4}
 LAYOUT = {"deepseek": "lbhd-v1", "llama 4": "lkbhd-v1"}
 TOKEN_BYTES = {"deepseek": 3 * (24 + 8) * 4, "llama 4": 4 * 2 * 2 * 16 * 4}
 
@@ -80,24 +50,16 @@ async def alone(model):
         yield engine
 
 
-async def expected_of(engine: Engine, tokens: list[int], sampling: SamplingParams) -> list[int]:
-    found: list[int] = []
-    async with aclosing(engine.generate(Request(str(len(tokens)), tuple(tokens), sampling))) as updates:
-        async for update in updates:
-            found += [token.token for token in update.tokens]
-    return found
-
-
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 async def test_cold_cached_and_handed_over(mesh, alone, http, sampling, request):
     first = prompt(request.node.callspec.id, 150)
     cold = await ask(http, mesh, first, sampling, session=request.node.callspec.id)
-    assert cold.ids == await expected_of(alone, first, sampling)
+    assert cold.ids == await said_alone(alone, first, sampling)
     known = len(first) + len(cold.ids) - 1
     await settled(mesh, [*first, *cold.ids][: known // BLOCK * BLOCK])
     second = [*first, *cold.ids, *prompt("more", 100)]
     warm = await ask(http, mesh, second, sampling, session=request.node.callspec.id)
-    assert warm.ids == await expected_of(alone, second, sampling)
+    assert warm.ids == await said_alone(alone, second, sampling)
     assert warm.cached == (known // BLOCK * BLOCK if mesh.prefill else in_pages(known))
 
 

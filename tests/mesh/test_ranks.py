@@ -5,42 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from contextlib import aclosing
 from dataclasses import replace
 
 import pytest
 
 from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
-from penstock.engine.request import Request, SamplingParams
-from penstock.testing.checkpoints import TinyModel, write_checkpoint
+from penstock.engine.request import SamplingParams
+from penstock.testing.checkpoints import TINY_DEEPSEEK, write_checkpoint
 from penstock.testing.mesh import MeshSetup
 
 from .conftest import TINY
-from .support import BLOCK, ask, prompt, settled, until
+from .support import BLOCK, GREEDY, SEEDED, ask, prompt, said_alone, settled, until
 
-NO_SPECIALS = dict.fromkeys(range(256, 260), -100.0)
-GREEDY = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True, logprobs=0, logit_bias=NO_SPECIALS)
-SEEDED = replace(GREEDY, temperature=0.9, top_p=0.95, seed=11)
-DEEPSEEK = TinyModel(
-    architecture="DeepseekV3ForCausalLM",
-    vocab_size=260,
-    seed=6,
-    extra={
-        "q_lora_rank": 32,
-        "kv_lora_rank": 24,
-        "qk_nope_head_dim": 12,
-        "qk_rope_head_dim": 8,
-        "v_head_dim": 16,
-        "n_routed_experts": 8,
-        "num_experts_per_tok": 2,
-        "n_group": 4,
-        "topk_group": 2,
-        "moe_intermediate_size": 32,
-        "first_k_dense_replace": 1,
-    },
-)
-CASES = {"prefill 2": (TINY, 2, 1), "decode 2": (TINY, 1, 2), "latent, prefill 2": (DEEPSEEK, 2, 1)}
+CASES = {"prefill 2": (TINY, 2, 1), "decode 2": (TINY, 1, 2), "latent, prefill 2": (TINY_DEEPSEEK, 2, 1)}
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -65,12 +43,8 @@ async def mesh(case, model, meshes):
 
 async def said(model, tokens: list[int], sampling: SamplingParams) -> list[int]:
     """By one engine in one process."""
-    found: list[int] = []
     async with Engine.open(EngineConfig(model=model, kv_pool_tokens=8192)) as engine:
-        async with aclosing(engine.generate(Request("alone", tuple(tokens), sampling))) as updates:
-            async for update in updates:
-                found += [token.token for token in update.tokens]
-    return found
+        return await said_alone(engine, tokens, sampling)
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])

@@ -15,7 +15,7 @@ from penstock.engine.errors import EngineError, RequestRefused
 from penstock.engine.kernels.cpu.decoder import CompiledDecoder
 from penstock.kv.identity import Chain, root_key
 from penstock.testing.adapters import fingerprint_of, write_adapter, write_merged
-from penstock.testing.checkpoints import TinyModel, write_checkpoint
+from penstock.testing.checkpoints import TINY_DEEPSEEK, TinyModel, write_checkpoint
 
 KINDS = {
     "llama": (TinyModel(), {}),
@@ -27,23 +27,7 @@ KINDS = {
         {"targets": ("q_proj", "k_proj", "v_proj", "o_proj")},
     ),
     "deepseek": (
-        TinyModel(
-            "DeepseekV3ForCausalLM",
-            seed=6,
-            extra={
-                "q_lora_rank": 32,
-                "kv_lora_rank": 24,
-                "qk_nope_head_dim": 12,
-                "qk_rope_head_dim": 8,
-                "v_head_dim": 16,
-                "n_routed_experts": 8,
-                "num_experts_per_tok": 2,
-                "n_group": 4,
-                "topk_group": 2,
-                "moe_intermediate_size": 32,
-                "first_k_dense_replace": 1,
-            },
-        ),
+        replace(TINY_DEEPSEEK, vocab_size=320),
         {
             "targets": ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj", "gate_proj", "up_proj", "down_proj"),
             "exclude_modules": r".*\.experts\..*",

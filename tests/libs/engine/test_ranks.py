@@ -23,21 +23,8 @@ from penstock.engine.ranks.messages import Setup, SharedMemory, receive, send, s
 from penstock.engine.ranks.window import PageWindow
 from penstock.engine.step.memory import PageMemory
 from penstock.runtime.config import ConfigError
-from penstock.testing.checkpoints import TinyModel, write_checkpoint
+from penstock.testing.checkpoints import TINY_DEEPSEEK, TINY_LLAMA_4, TinyModel, write_checkpoint
 
-DEEPSEEK = {
-    "q_lora_rank": 32,
-    "kv_lora_rank": 24,
-    "qk_nope_head_dim": 12,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 16,
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 2,
-    "n_group": 4,
-    "topk_group": 2,
-    "moe_intermediate_size": 32,
-    "first_k_dense_replace": 1,
-}
 MIXTRAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
 MODELS = {
     "llama": TinyModel(),
@@ -47,15 +34,11 @@ MODELS = {
     "gemma": TinyModel(architecture="Gemma2ForCausalLM", layers=2, extra={"sliding_window": 24}),
     "phi": TinyModel(architecture="Phi3ForCausalLM"),
     "mixtral": TinyModel(architecture="MixtralForCausalLM", extra=MIXTRAL),
-    "deepseek": TinyModel(architecture="DeepseekV3ForCausalLM", extra=DEEPSEEK),
-    "deepseek, plain queries": TinyModel(
-        architecture="DeepseekV3ForCausalLM", extra={**DEEPSEEK, "q_lora_rank": None, "attention_bias": True}
+    "deepseek": TINY_DEEPSEEK,
+    "deepseek, plain queries": replace(
+        TINY_DEEPSEEK, extra={**TINY_DEEPSEEK.extra, "q_lora_rank": None, "attention_bias": True}
     ),
-    "llama 4": TinyModel(
-        architecture="Llama4ForCausalLM",
-        layers=4,
-        extra={"intermediate_size_mlp": 96, "num_local_experts": 4, "attention_chunk_size": 40},
-    ),
+    "llama 4": TINY_LLAMA_4,
 }
 CASES = [(name, 2, True) for name in MODELS] + [
     ("one KV head", 4, True),

@@ -46,6 +46,33 @@ class TinyModel:
     extra: dict[str, Any] = field(default_factory=dict)
 
 
+TINY_DEEPSEEK = TinyModel(
+    architecture="DeepseekV3ForCausalLM",
+    vocab_size=260,
+    seed=6,
+    extra={
+        "q_lora_rank": 32,
+        "kv_lora_rank": 24,
+        "qk_nope_head_dim": 12,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 16,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "n_group": 4,
+        "topk_group": 2,
+        "moe_intermediate_size": 32,
+        "first_k_dense_replace": 1,
+    },
+)
+TINY_LLAMA_4 = TinyModel(
+    architecture="Llama4ForCausalLM",
+    vocab_size=260,
+    layers=4,
+    seed=7,
+    extra={"intermediate_size_mlp": 96, "num_local_experts": 4, "attention_chunk_size": 40, "floor_scale": 32},
+)
+
+
 def write_checkpoint(directory: Path, tiny: TinyModel | None = None) -> Path:
     """Fills `directory` (made if missing) and returns it."""
     tiny = tiny or TinyModel()
