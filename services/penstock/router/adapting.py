@@ -3,16 +3,14 @@ that the others have."""
 
 from __future__ import annotations
 
-import asyncio
-import itertools
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Hashable, Mapping
 
 import structlog
 
-from penstock.errors import InvalidRequest, NotFound, Overloaded
+from penstock.errors import InvalidRequest, NotFound
 from penstock.router.hints import Mailbox
 from penstock.router.messages import role_message
+from penstock.router.orders import MemberOrders
 from penstock.router.registry import Registry, Seat
 from penstock.rpc.bounds import check_name
 from penstock.v1 import router_pb2
@@ -24,21 +22,6 @@ _LONGEST_PATH = 4096
 _LOG = structlog.get_logger("penstock.router")
 
 
-class _Change:
-    """One that goes on."""
-
-    def __init__(self, seats: list[Seat]) -> None:
-        self.waited = set(seats)
-        self.answers: dict[Seat, str] = {}
-        """Why it could not be done, by worker; empty: it was."""
-        self.over = asyncio.Event()
-
-    def look(self) -> None:
-        """Sets `over` when nobody is waited for any more."""
-        if not self.waited:
-            self.over.set()
-
-
 class AdapterOrders:
     """All changes that go on."""
 
@@ -46,8 +29,10 @@ class AdapterOrders:
         """`mailboxes` has those of the joined members."""
         self._registry = registry
         self._mailboxes = mailboxes
-        self._numbers = itertools.count(1)
-        self._running: dict[int, _Change] = {}
+        self.orders = MemberOrders[str](
+            mailboxes, most=_AT_ONCE, busy=f"{_AT_ONCE} adapters are loaded or unloaded already"
+        )
+        """The answers say why it could not be done; empty: it was."""
 
     async def change(self, request: router_pb2.AdapterRequest) -> router_pb2.AdapterResponse:
         """Tells every worker of the model; returns when all have answered or left, or when the time is over. Raises
@@ -57,21 +42,13 @@ class AdapterOrders:
         check_name("directory", request.directory, most=_LONGEST_PATH)
         model = self._model(request.model_name)
         seats = [seat for seat in self._mailboxes if seat.member.role is not None and seat.member.model == model]
-        if len(self._running) >= _AT_ONCE:
-            raise Overloaded(f"{_AT_ONCE} adapters are loaded or unloaded already", retry_after=1.0)
-        number = next(self._numbers)
-        change = self._running[number] = _Change(seats)
-        order = router_pb2.AdapterOrder(number=number, name=request.name, directory=request.directory)
-        try:
-            for seat in seats:
-                self._tell(seat, order)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_ANSWER_S):
-                    await change.over.wait()
-        finally:
-            del self._running[number]
+
+        def order(number: int) -> tuple[Hashable, router_pb2.JoinResponse]:
+            return _message(router_pb2.AdapterOrder(number=number, name=request.name, directory=request.directory))
+
+        answers = await self.orders.give(seats, order, patience_s=_ANSWER_S)
         what = "an adapter is loaded" if request.directory else "an adapter is unloaded"
-        failed = [error for error in change.answers.values() if error]
+        failed = [error for error in answers.values() if error]
         _LOG.info(what, model=model, adapter=request.name, told=len(seats), failed=len(failed))
         return router_pb2.AdapterResponse(
             model_name=model,
@@ -80,8 +57,8 @@ class AdapterOrders:
                     member_id=seat.member.id,
                     address=seat.member.address,
                     role=role_message(seat.member.role),
-                    answered=seat in change.answers,
-                    error=change.answers.get(seat, ""),
+                    answered=seat in answers,
+                    error=answers.get(seat, ""),
                 )
                 for seat in seats
             ],
@@ -98,16 +75,9 @@ class AdapterOrders:
             raise InvalidRequest(f"model_name: must be one of {there}", field="model_name")
         raise NotFound(f"model_name: no worker of {name[:100]!r} has joined; there is {there}", field="model_name")
 
-    def _tell(self, seat: Seat, order: router_pb2.AdapterOrder) -> None:
-        self._mailboxes[seat].put(("adapter", order.name), router_pb2.JoinResponse(adapter=order))
-
     def heard(self, seat: Seat, done: router_pb2.AdapterDone) -> None:
         """A worker's answer; one that comes too late is dropped."""
-        change = self._running.get(done.number)
-        if change is not None and seat in change.waited:
-            change.waited.discard(seat)
-            change.answers[seat] = done.error[:1000]
-            change.look()
+        self.orders.heard(seat, done.number, done.error[:1000])
 
     def welcome(self, seat: Seat) -> None:
         """A member has joined: a worker loads what the others of its model have."""
@@ -116,10 +86,14 @@ class AdapterOrders:
         for own in self._registry.adapted().values():
             name = own.name
             if own.base == seat.member.model and name not in seat.adapters:
-                self._tell(seat, router_pb2.AdapterOrder(name=name, directory=own.adapter.directory))
+                order = router_pb2.AdapterOrder(name=name, directory=own.adapter.directory)
+                self._mailboxes[seat].put(*_message(order))
 
     def left(self, seat: Seat) -> None:
         """A member has gone, and is not waited for."""
-        for change in self._running.values():
-            change.waited.discard(seat)
-            change.look()
+        self.orders.left(seat)
+
+
+def _message(order: router_pb2.AdapterOrder) -> tuple[Hashable, router_pb2.JoinResponse]:
+    """With its subject: only the newest order of a name counts."""
+    return ("adapter", order.name), router_pb2.JoinResponse(adapter=order)

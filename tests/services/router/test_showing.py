@@ -162,7 +162,7 @@ async def test_who_leaves_or_is_deaf_does_not_hold_up_an_eviction(
     await eventually(lambda: len(mesh.router.planner.registry) == 1)
     [told] = (await mesh.stub.Evict(router_pb2.EvictRequest(namespace=NAMESPACE))).members
     assert (told.member_id, told.answered) == ("deaf", False)
-    assert not mesh.router.evictions._running
+    assert not len(mesh.router.evictions.orders)
 
 
 async def test_an_eviction_names_a_tenant(mesh: Harness) -> None:
