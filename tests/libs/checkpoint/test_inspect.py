@@ -311,6 +311,29 @@ def test_shards(tmp_path):
 # Fingerprints
 
 
+@pytest.mark.parametrize(
+    ("tiny", "known"),
+    [
+        (TinyModel(), "d8ffc5e727fe83ba5703df21e6cad8f35d21de8e98d77643f15e0d1673e943d5"),
+        (
+            TinyModel("MixtralForCausalLM", extra={"num_local_experts": 4, "num_experts_per_tok": 2}),
+            "d6becc8cf2c446cd497415936d7bc47ec1f057406528fdd688f84d3c6be2d438",
+        ),
+        (
+            TinyModel("Gemma2ForCausalLM", extra={"sliding_window": 24}),
+            "78bcea7b01d017b05dbdbbc73f6f670ec13fa5eb135b989af1991e9167798d64",
+        ),
+        (
+            TinyModel("Qwen3ForCausalLM", extra={"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}),
+            "e0cfdcb2ade921f0fa639172199b663dd2557a790ccee708aa56b514ac07b4ad",
+        ),
+    ],
+)
+def test_fingerprints_are_those_of_earlier_versions(tmp_path, tiny, known):
+    """Else an upgrade would find nothing of what is kept. A field that is new has to be in `_LATER`."""
+    assert fingerprint(write_checkpoint(tmp_path / "model", tiny)) == known
+
+
 def test_fingerprint_follows_what_is_computed(tmp_path):
     one = write_checkpoint(tmp_path / "one", SMALL)
     other = write_checkpoint(tmp_path / "other", SMALL)
