@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -12,13 +12,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from penstock.checkpoint import inspect
+from penstock.checkpoint import EMBEDDING, inspect, part_of
 from penstock.checkpoint.files import read_object
 from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
 from penstock.engine.forward.runner import Runner
 from penstock.models import embedded
-from penstock.sizing import DeviceKind, Sized, Workload, describe, size
+from penstock.sizing import DeviceKind, PlannedSplit, Sized, Workload, describe, size
+from penstock.sizing.slabs import slabs_of
 from penstock.testing.checkpoints import TinyModel, write_checkpoint
 
 DEVICE = DeviceKind(gpu_memory=1 << 30, bandwidth=10**9, reserve=0, host_gpus=8, sync_us=0)
@@ -85,6 +86,21 @@ def test_a_rank_holds_what_torch_does(name: str, dtype: str, tmp_path: Path) -> 
     (rank,) = planned(directory, dtype, dtype).ranks
     assert rank.weights == held(runner)
     assert rank.kv_token * runner.memory.block_size == runner.memory.block_bytes
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_ranks_hold_what_a_split_gives_them(name: str, ranks: int, tmp_path: Path) -> None:
+    """But for the embedding, which a split worker leaves whole in its file."""
+    directory = write_checkpoint(tmp_path / name, replace(FAMILIES[name], vocab_size=320))
+    checkpoint, model = inspect(directory), describe(directory)
+    split = PlannedSplit(tensor=ranks)
+    slabs = [slab for slab in slabs_of(model.config, model.forms, "float32") if slab.layer >= 0]
+    part = part_of(checkpoint, ranks - 1, ranks, "").part
+    assert part is not None
+    whole = [info for tensor, info in checkpoint.tensors.items() if tensor not in (*part.pieces, EMBEDDING)]
+    cut = [info for pieces in part.pieces.values() for info in pieces]
+    assert sum(slab.held(split) for slab in slabs) == sum(info.nbytes for info in (*whole, *cut))
 
 
 @pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16", "int8"])
