@@ -6,7 +6,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from penstock.checkpoint import AdaptedPart, AdapterCheckpoint, CheckpointError
+from penstock.checkpoint import AdapterCheckpoint, CheckpointError
 from penstock.engine.kernels.cpu.adapting import StepAdapter, panels_of, whole_ranks
 from penstock.engine.layers.adapters import AdapterWeights, ThinProduct
 
@@ -21,15 +21,13 @@ def load_adapter(
         with safe_open(found.file, framework="pt") as file:
             for part in found.parts:
                 down, up = (_finite(found, file.get_tensor(info.name), info.name) for info in (part.down, part.up))
-                delta = _delta(part, down, up * part.scale, kernels)
-                delta = ThinProduct(
-                    delta.first, delta.columns, delta.down.to(device, dtype), delta.up.to(device, dtype)
-                )
-                kept[part.layer].setdefault(part.stack, []).append(delta)
+                down, up = _laid_out(down, up * part.scale, kernels)
+                thin = ThinProduct(part.first, part.columns, down.to(device, dtype), up.to(device, dtype))
+                kept[part.layer].setdefault(part.stack, []).append(thin)
     except (SafetensorError, OSError) as error:
         raise CheckpointError(found.file, str(error)) from None
-    weights = tuple({stack: tuple(deltas) for stack, deltas in layer.items()} for layer in kept)
-    nbytes = sum(delta.nbytes for layer in weights for deltas in layer.values() for delta in deltas)
+    weights = tuple({stack: tuple(added) for stack, added in layer.items()} for layer in kept)
+    nbytes = sum(thin.nbytes for layer in weights for added in layer.values() for thin in added)
     return AdapterWeights(found.fingerprint, weights, nbytes, StepAdapter(weights) if kernels else None)
 
 
@@ -39,8 +37,7 @@ def _finite(found: AdapterCheckpoint, tensor: Tensor, name: str) -> Tensor:
     return tensor.float()
 
 
-def _delta(part: AdaptedPart, down: Tensor, up: Tensor, kernels: bool) -> ThinProduct:
+def _laid_out(down: Tensor, up: Tensor, kernels: bool) -> tuple[Tensor, Tensor]:
+    """[rank, inputs] and [columns, rank] as a ThinProduct has them."""
     up = up.t().contiguous()
-    if not kernels:
-        return ThinProduct(part.first, part.columns, down, up.unsqueeze(0))
-    return ThinProduct(part.first, part.columns, whole_ranks(down, 0), panels_of(whole_ranks(up, 0)))
+    return (whole_ranks(down, 0), panels_of(whole_ranks(up, 0))) if kernels else (down, up.unsqueeze(0))

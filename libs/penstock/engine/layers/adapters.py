@@ -35,14 +35,15 @@ class ThinProduct:
         return self.down.nbytes + self.up.nbytes
 
     def of(self, x: Tensor, first: int, last: int) -> Tensor:
-        """[N, inputs] -> [N, last - first]: what is added to these columns of the delta."""
+        """[N, inputs] -> [N, last - first]: what is added to these of its columns."""
         up = self.up.transpose(0, 1).flatten(1)[:, first:last]
         return torch.mm(torch.mm(x, self.down.t().to(x.dtype)), up.to(x.dtype))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AdapterWeights:
-    """An adapter in memory. `layers` has the deltas of each layer's matrices by the names that these have there."""
+    """An adapter in memory. `layers` has what is added to each layer's matrices, by the names that these have
+    there."""
 
     fingerprint: str
     layers: tuple[dict[str, tuple[ThinProduct, ...]], ...]
@@ -65,18 +66,18 @@ class AdaptedMatrix:
     ones."""
 
     def __init__(
-        self, matrix: Matrix, bias: Tensor | None, deltas: Sequence[tuple[ThinProduct, AdaptedRows]], *, all_rows: int
+        self, matrix: Matrix, bias: Tensor | None, thin: Sequence[tuple[ThinProduct, AdaptedRows]], *, all_rows: int
     ) -> None:
         """`all_rows` is how many the step has."""
         self._matrix, self._bias = matrix, bias
-        self._deltas, self._all_rows = deltas, all_rows
+        self._added, self._all_rows = thin, all_rows
         self._first = 0
         self.shape = (matrix.shape[0], matrix.shape[1])
 
     def columns(self, first: int, last: int) -> AdaptedMatrix:
         """A view of the columns [first, last)."""
         bias = None if self._bias is None else self._bias[first:last]
-        part = AdaptedMatrix(columns(self._matrix, first, last), bias, self._deltas, all_rows=self._all_rows)
+        part = AdaptedMatrix(columns(self._matrix, first, last), bias, self._added, all_rows=self._all_rows)
         part._first = self._first + first
         return part
 
@@ -84,11 +85,11 @@ class AdaptedMatrix:
         """[N, in] -> [N, out]."""
         y = linear(x, self._matrix, self._bias)
         last = self._first + self.shape[1]
-        for delta, own in self._deltas:
-            begin, end = max(self._first, delta.first), min(last, delta.first + delta.columns)
+        for part, own in self._added:
+            begin, end = max(self._first, part.first), min(last, part.first + part.columns)
             rows = own.rows if len(x) == self._all_rows else own.sampled
             if begin < end and len(rows):
-                added = delta.of(x.index_select(0, rows), begin - delta.first, end - delta.first)
+                added = part.of(x.index_select(0, rows), begin - part.first, end - part.first)
                 y[:, begin - self._first : end - self._first].index_add_(0, rows, added)
         return y
 
@@ -100,8 +101,8 @@ def adapted(layers: Sequence[LayerWeights], adapters: Sequence[AdaptedRows], all
 
 def _layer(layer: LayerWeights, number: int, adapters: Sequence[AdaptedRows], all_rows: int) -> LayerWeights:
     def matrix(name: str, base: Matrix, bias: Tensor | None) -> Matrix:
-        deltas = [(delta, own) for own in adapters for delta in own.adapter.layers[number].get(name, ())]
-        return AdaptedMatrix(base, bias, deltas, all_rows=all_rows) if deltas else base
+        thin = [(part, own) for own in adapters for part in own.adapter.layers[number].get(name, ())]
+        return AdaptedMatrix(base, bias, thin, all_rows=all_rows) if thin else base
 
     def dense(block: Dense) -> Dense:
         return replace(

@@ -31,12 +31,12 @@ class StepAdapter:
         for layer in layers:
             for product in _PRODUCTS:
                 at = 0
-                for delta in layer.get(product, ()):
-                    panels, rank, _ = delta.up.shape
-                    addresses = delta.down.data_ptr(), delta.up.data_ptr()
-                    parts.append(AdapterPartArgs(*addresses, rank, delta.first // LANES, panels, at))
+                for thin in layer.get(product, ()):
+                    panels, rank, _ = thin.up.shape
+                    addresses = thin.down.data_ptr(), thin.up.data_ptr()
+                    parts.append(AdapterPartArgs(*addresses, rank, thin.first // LANES, panels, at))
                     at += rank
-                    kind = Kind.of(delta.down.dtype)
+                    kind = Kind.of(thin.down.dtype)
                 begin.append(len(parts))
                 self.ranks = max(self.ranks, at)
         kept = (AdapterPartArgs * len(parts))(*parts), array("i", begin)
