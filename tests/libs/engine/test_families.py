@@ -255,6 +255,14 @@ def case(request, tmp_path_factory):
         return Case(request.param, tmp_path_factory.mktemp("model"))
 
 
+@pytest.fixture(autouse=True)
+def told(request, record_property):
+    """Which architecture a test is of, for who reads the report."""
+    if "case" in request.fixturenames:
+        case = request.getfixturevalue("case")
+        record_property("architecture", inspect(case.directory).config.architecture)
+
+
 def run_of(tokens, start, count, pages, drafts=()):
     params = SamplingParams(max_tokens=1, temperature=0.0, logprobs=0)  # else no logits leave the kernels
     choice = Choice(params, frozenset(), tokens, len(tokens), tuple(drafts))

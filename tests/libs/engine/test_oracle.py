@@ -112,6 +112,13 @@ def case(request, tmp_path_factory):
     return directory, model.eval()
 
 
+@pytest.fixture(autouse=True)
+def told(request, record_property):
+    """Which architecture a test is of, for who reads the report."""
+    if "case" in request.fixturenames:
+        record_property("architecture", inspect(request.getfixturevalue("case")[0]).config.architecture)
+
+
 def prompt_of(length):
     return torch.randint(0, 256, (length,), generator=torch.Generator().manual_seed(length)).tolist()
 

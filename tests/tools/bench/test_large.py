@@ -8,8 +8,10 @@ from tests.tools.bench.test_engine import row
 from penstock.bench.engine.shapes import MIXED, LlamaShape, checkpoint
 from penstock.bench.engine.subjects import OURS
 from penstock.bench.large.experts import figures_of, sitting
+from penstock.bench.large.families import families
+from penstock.bench.large.kv_bytes import kv_figures
 from penstock.bench.large.measure import measure
-from penstock.bench.large.ranks import LOADS
+from penstock.bench.large.ranks import LOADS, death_s
 from penstock.bench.large.ranks import figures_of as ranks_of
 from penstock.checkpoint import inspect
 from penstock.runtime.config import ConfigError
@@ -61,8 +63,29 @@ def test_ranks_are_compared_round_by_round():
     assert ranks_of(LOADS[1], [1.0], [2.0])[0].met is None
 
 
+async def test_a_death_of_a_rank_is_timed():
+    assert 0 < await death_s() < 30
+
+
+def test_an_architecture_counts_when_all_its_tests_have_passed():
+    def case(architecture, outcome=""):
+        told = f'<property name="architecture" value="{architecture}"/><property name="other" value="Wrong"/>'
+        return f"<testcase><properties>{told}</properties>{outcome}</testcase>"
+
+    cases = [case("Right"), case("Right"), case("Wrong"), case("Wrong", "<failure/>"), "<testcase/>"]
+    (found,) = families(f"<testsuites><testsuite>{''.join(cases)}</testsuite></testsuites>")
+    assert (found.id, found.value, found.goal, found.met) == ("oracle_families", 1, 2, False)
+    assert found.against.startswith("2 tried, in 4 tests")
+
+
+async def test_latent_attention_keeps_a_vector_and_its_rotated_part():
+    ratio, latent, grouped = await kv_figures(True)
+    assert (latent.value, grouped.value) == (2 * (512 + 64), 2 * 8 * (128 + 128))
+    assert (ratio.value, ratio.met) == (pytest.approx(576 / 2048), True)
+
+
 async def test_a_part_that_there_is_not_is_named():
-    with pytest.raises(ConfigError, match="part = 'exports': must be one of experts, ranks"):
+    with pytest.raises(ConfigError, match="part = 'exports': must be one of families, kv, experts, ranks, lora"):
         await measure(True, ["exports"])
 
 

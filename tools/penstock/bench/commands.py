@@ -336,15 +336,16 @@ def trust(options: Options = None, *, part: list[str] | None = None) -> None:
 
 @app.command
 def large(options: Options = None, *, part: list[str] | None = None) -> None:
-    """What large models are made of, at a size that fits here: experts of which each token uses a few, beside other
-    engines on the same weights; and eight streams, each with an adapter of its own, beside eight of the base model.
+    """What large models are made of, at a size that fits here: architectures that equal transformers; what latent
+    attention keeps of a token; experts of which each token uses a few, beside other engines on the same weights; one
+    model over two processes; and eight streams, each with an adapter of its own, beside eight of the base model.
 
     Peers are those that `python -m loadtest.peers.install` has put under $PENSTOCK_PEERS, else runs/peers.
 
     Parameters
     ----------
     part:
-        Only these: experts, ranks, lora. Default: all.
+        Only these: families, kv, experts, ranks, lora. Default: all.
     """
     import uvloop  # what the workers run on
 

@@ -1,26 +1,35 @@
-"""One model over two processes of one core each, beside one process with two threads, on the same weights."""
+"""One model over two processes of one core each, beside one process with two threads, on the same weights; and how soon
+an engine says that one of its processes has died."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
+from pathlib import Path
 
+from penstock.bench.e2e import processes
 from penstock.bench.engine.shapes import LlamaShape, checkpoint
 from penstock.bench.engine.subjects import Places
 from penstock.bench.harness import Figure, figure, interleave
 from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
+from penstock.engine.errors import EngineClosed
 from penstock.engine.request import Request, SamplingParams
+from penstock.models import NAMES, embedded
 
 SHAPE = LlamaShape(
     name="400m", layers=16, hidden=1280, heads=20, kv_heads=4, head_dim=64, intermediate=4096, vocab=48000
 )
 _GOAL = 0.85
+_DEATH_GOAL_S = 1.0
+_FOLLOWER = b"penstock.engine.forward.following"
 _SUBJECTS = {"threads2": (2, 1), "tp2": (1, 2)}
 """Threads of each process, and processes."""
 _NUMBERS = count()
@@ -55,7 +64,9 @@ async def rank_figures(quick: bool) -> Sequence[Figure]:
             measures = {name: partial(rate, engine, load) for name, engine in engines.items()}
             rates = await interleave(measures, 2 if quick else 7)
             found += figures_of(load, rates["tp2"], rates["threads2"])
-    return found
+    deaths = [await death_s() for _ in range(2 if quick else 7)]
+    against = "from kill -9 of a rank until its engine has failed the stream and says that it is lost"
+    return [*found, figure("rank_death_s", deaths, "s", against, _DEATH_GOAL_S, lower_is_better=True)]
 
 
 def figures_of(load: Load, split: Sequence[float], whole: Sequence[float]) -> list[Figure]:
@@ -88,9 +99,31 @@ async def rate(engine: Engine, load: Load, round: int) -> float:
     return sum(begin < moment <= end for times in seen for moment in times) / (end - begin)
 
 
-async def _stream(engine: Engine, prompt: int, tokens: int, seed: int) -> AsyncIterator[int]:
+async def death_s() -> float:
+    """Seconds."""
+    config = EngineConfig(model=embedded(NAMES[0]), lookup_tokens=0, draft_tokens=0, threads=1, tp=2)
+    async with Engine.open(config) as engine, aclosing(_stream(engine, 64, 900, 0)) as stream:
+        await anext(stream)
+        (rank,) = [pid for pid in processes.tree(os.getpid()) if _FOLLOWER in _command(pid)]
+        began = time.perf_counter()
+        os.kill(rank, signal.SIGKILL)
+        with suppress(EngineClosed):
+            async for _ in stream:
+                pass
+        await engine.lost.wait()
+        return time.perf_counter() - began
+
+
+def _command(pid: int) -> bytes:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
+
+
+async def _stream(engine: Engine, prompt: int, tokens: int, seed: int) -> AsyncGenerator[int, None]:
     """How many tokens come at a time."""
-    ids = tuple((seed * 7919 + number * 104729) % SHAPE.vocab for number in range(prompt))
+    vocabulary = engine.checkpoint.config.vocab_size
+    ids = tuple((seed * 7919 + number * 104729) % vocabulary for number in range(prompt))
     sampling = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
     async with aclosing(engine.generate(Request(f"bench-{next(_NUMBERS)}", ids, sampling))) as updates:
         async for update in updates:
