@@ -16,9 +16,11 @@ from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
 from penstock.engine.request import Request, SamplingParams
 from penstock.gateway.door.operating import evict_tenant
+from penstock.runtime.metrics import WorkerMetrics
 from penstock.testing.adapters import fingerprint_of, write_adapter, write_merged
 from penstock.testing.checkpoints import write_checkpoint
 from penstock.testing.mesh import MeshSetup
+from penstock.worker.opening import _figures
 
 from .conftest import TINY
 from .support import BLOCK, body_of, drafting, in_pages, prompt, settled, until
@@ -66,10 +68,10 @@ def setup_of(tiny, files, **fields):
 
 @pytest.fixture(scope="module", params=["disaggregated", "aggregated"])
 async def mesh(request, tiny, files, tmp_path_factory, meshes, http):
-    """Its draft model is one of the base, which is mostly wrong."""
+    """Its draft model is one of the base, which is mostly wrong. Of a prefill worker's two ranks each has its part."""
     draft = write_checkpoint(tmp_path_factory.mktemp("draft") / "model", replace(TINY, layers=1, seed=4))
     setup = setup_of(tiny, files, draft=str(draft), aggregated=request.param == "aggregated")
-    setup = replace(setup, engine={**setup.engine, "draft_always": True})
+    setup = replace(setup, engine={**setup.engine, "draft_always": True}, prefill_engine={"tp": 2})
     async with meshes(setup) as mesh:
         await drafting(http, mesh)
         yield mesh
@@ -157,6 +159,9 @@ async def test_they_come_and_go_while_the_mesh_runs(tiny, files, alone, meshes, 
     async with meshes(setup_of(tiny, files)) as mesh:
         code, found = await ctl(mesh, "load", f"three={files / 'three'}")
         assert code == 0 and found["asked_for_as"] == "tiny:three"
+        figures = _figures(mesh.workers[0].engine)
+        assert figures[WorkerMetrics.ADAPTERS] == figures[WorkerMetrics.ADAPTERS_HELD] == 3
+        assert figures[WorkerMetrics.ADAPTER_LOADS] == 3 and figures[WorkerMetrics.ADAPTER_BYTES] > 0
         assert [worker["done"] for worker in found["workers"]] == [True, True]
         async with mesh.gateway.view.changed:
             await mesh.gateway.view.changed.wait_for(lambda: mesh.gateway.view.known("tiny:three"))

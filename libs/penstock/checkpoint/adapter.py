@@ -11,10 +11,12 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from penstock.checkpoint.directory import Checkpoint
 from penstock.checkpoint.errors import CheckpointError
 from penstock.checkpoint.files import read_object
 from penstock.checkpoint.fingerprint import add_file
@@ -22,6 +24,7 @@ from penstock.checkpoint.model_config import ModelConfig
 from penstock.checkpoint.naming import LayerNames, layer_names
 from penstock.checkpoint.patterns import ExpressionRefused, matching
 from penstock.checkpoint.reading import Reader
+from penstock.checkpoint.split import TensorCut, config_of_rank, cuts_of
 from penstock.checkpoint.tensors import TensorInfo, declared_tensors, layer_matrices
 
 MAX_RANK = 1024
@@ -52,6 +55,8 @@ class AdaptedPart:
     """What an adapter adds to one matrix of the checkpoint, which is part of a matrix of the decoder."""
 
     layer: int
+    matrix: str
+    """Its name in the layer."""
     stack: str
     """The decoder's matrix in the layer: qkv, out, gate_up, down or query."""
     first: int
@@ -63,6 +68,8 @@ class AdaptedPart:
     """lora_A: [rank, inputs]."""
     up: TensorInfo
     """lora_B: [columns, rank]."""
+    cut: TensorCut | None = None
+    """What one of several processes has of the matrix, and so of lora_B's rows or lora_A's columns; None: all of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +112,21 @@ def inspect_adapter(path: str | Path, config: ModelConfig) -> AdapterCheckpoint:
     if not parts:
         raise settings.fail(f"target_modules {settings.targets!r} names no matrix of {config.architecture}")
     return AdapterCheckpoint(directory, file, parts, _fingerprint(file, parts))
+
+
+def adapter_of_rank(found: AdapterCheckpoint, checkpoint: Checkpoint, rank: int, ranks: int) -> AdapterCheckpoint:
+    """What rank `rank` of `ranks` has of an adapter of a whole model, see split. What leads to a matrix that is cut by
+    rows is there whole, and so is what leads away from one that is cut by columns."""
+    own, cuts = config_of_rank(checkpoint.config, rank, ranks), cuts_of(checkpoint, rank, ranks)
+    names, parts = layer_names(own), []
+    for layer, adapted in groupby(found.parts, lambda part: part.layer):
+        matrices = layer_matrices(own, layer)
+        places = dict(_places(names, matrices))
+        for part in adapted:
+            (_, first), (columns, _) = places[part.matrix], matrices[part.matrix]
+            cut = cuts.get(f"model.layers.{layer}.{part.matrix}.weight")
+            parts.append(replace(part, first=first, columns=columns, cut=cut))
+    return replace(found, parts=tuple(parts))
 
 
 class _Settings:
@@ -215,6 +237,7 @@ def _parts(
             stack, first = places[name]
             yield AdaptedPart(
                 layer=layer,
+                matrix=name,
                 stack=stack,
                 first=first,
                 columns=rows,

@@ -9,13 +9,13 @@ rows are read when they are needed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from penstock.checkpoint.directory import Checkpoint, RankPart
 from penstock.checkpoint.model_config import ModelConfig
 from penstock.checkpoint.naming import layer_names
-from penstock.checkpoint.tensors import EMBEDDING, HEAD, TensorInfo
+from penstock.checkpoint.tensors import EMBEDDING, HEAD
 
 _UNITS = (16, 2)
 """Sizes are cut at multiples of these where the parts are still even: kernels compute so many columns at a time."""
@@ -56,12 +56,31 @@ def heads_of_rank(heads: int, ranks: int, rank: int) -> range:
 def part_of(checkpoint: Checkpoint, rank: int, ranks: int, fingerprint: str) -> Checkpoint:
     """What rank `rank` of `ranks` has of a model that `check_split` has passed; its `config` says of what size. The
     fingerprint is the whole model's."""
-    pieces = dict(_Cut(checkpoint, rank, ranks).all())
-    own = _part_config(checkpoint.config, rank, ranks)
+    pieces = {}
+    for name, cut in cuts_of(checkpoint, rank, ranks).items():
+        tied = name == HEAD and checkpoint.config.tied
+        tensor = checkpoint.tensors[EMBEDDING if tied else name]
+        pieces[name] = tuple(tensor.cut(cut.axis, part) for part in cut.parts)
+    own = config_of_rank(checkpoint.config, rank, ranks)
     return replace(checkpoint, config=own, part=RankPart(rank, ranks, pieces, fingerprint))
 
 
-def _part_config(config: ModelConfig, rank: int, ranks: int) -> ModelConfig:
+@dataclass(frozen=True, slots=True)
+class TensorCut:
+    """The part of a tensor that a rank has: these indices of one axis, one behind the other."""
+
+    axis: int
+    parts: tuple[range, ...]
+
+
+def cuts_of(checkpoint: Checkpoint, rank: int, ranks: int) -> dict[str, TensorCut]:
+    """What rank `rank` of `ranks` has of each tensor of a whole model that is cut, by name."""
+    return dict(_Cuts(checkpoint, rank, ranks).all())
+
+
+def config_of_rank(config: ModelConfig, rank: int, ranks: int) -> ModelConfig:
+    """Says of what size the part of a rank is."""
+
     def size(total: int) -> int:
         return len(share(total, ranks, rank))
 
@@ -80,11 +99,11 @@ def _part_config(config: ModelConfig, rank: int, ranks: int) -> ModelConfig:
     )
 
 
-_Piece = tuple[str, tuple[TensorInfo, ...]]
+_Named = tuple[str, TensorCut]
 
 
-class _Cut:
-    """Pieces of tensors, by name."""
+class _Cuts:
+    """Of the tensors that are cut, with their names."""
 
     def __init__(self, checkpoint: Checkpoint, rank: int, ranks: int) -> None:
         self._tensors = checkpoint.tensors
@@ -92,10 +111,9 @@ class _Cut:
         self._names = layer_names(checkpoint.config)
         self._rank, self._ranks = rank, ranks
 
-    def all(self) -> Iterator[_Piece]:
+    def all(self) -> Iterator[_Named]:
         config = self._config
-        table = self._tensors[EMBEDDING if config.tied else HEAD]
-        yield HEAD, (table.cut(0, self._share(config.vocab_size)),)
+        yield HEAD, TensorCut(0, (self._share(config.vocab_size),))
         for layer in range(config.n_layers):
             prefix = f"model.layers.{layer}."
             yield from self._attention(prefix)
@@ -104,7 +122,7 @@ class _Cut:
     def _share(self, total: int) -> range:
         return share(total, self._ranks, self._rank)
 
-    def _attention(self, prefix: str) -> Iterator[_Piece]:
+    def _attention(self, prefix: str) -> Iterator[_Named]:
         config, names, latent = self._config, self._names, self._config.latent
         queries = _wide(heads_of_rank(config.n_heads, self._ranks, self._rank), config.head_dim)
         if latent is None or names.latent is None:
@@ -120,7 +138,7 @@ class _Cut:
         yield from self._rows(prefix, (names.latent.keys_values,), (config.n_heads * both,), (_wide(own, both),))
         yield from self._columns(f"{prefix}{names.out}.weight", 1, (_wide(own, latent.value_dim),))
 
-    def _feed_forward(self, prefix: str, layer: int) -> Iterator[_Piece]:
+    def _feed_forward(self, prefix: str, layer: int) -> Iterator[_Named]:
         config, names, experts = self._config, self._names, self._config.experts
         if experts is None or not experts.layers[layer]:
             yield from self._block(prefix, names.gate_up, names.down, config.intermediate_size)
@@ -138,14 +156,14 @@ class _Cut:
             gate_up = [name.format(expert) for name in names.expert_gate_up]
             yield from self._block(prefix, gate_up, names.expert_down.format(expert), inner)
 
-    def _block(self, prefix: str, gate_up: Sequence[str], down: str, inner: int) -> Iterator[_Piece]:
+    def _block(self, prefix: str, gate_up: Sequence[str], down: str, inner: int) -> Iterator[_Named]:
         own = self._share(inner)
         yield from self._rows(prefix, gate_up, (inner, inner), (own, own))
         yield from self._columns(f"{prefix}{down}.weight", 1, (own,))
 
     def _rows(
         self, prefix: str, names: Sequence[str], sizes: Sequence[int], parts: Sequence[range]
-    ) -> Iterator[_Piece]:
+    ) -> Iterator[_Named]:
         """Of matrices one above the other, and of their biases: each has a name of its own, or all have one."""
         if len(names) < len(parts):
             begins = [0, *accumulate(sizes)]
@@ -158,8 +176,8 @@ class _Cut:
                 if whole in self._tensors:
                     yield from self._columns(whole, 0, own)
 
-    def _columns(self, name: str, axis: int, parts: Sequence[range]) -> Iterator[_Piece]:
-        yield name, tuple(self._tensors[name].cut(axis, part) for part in parts)
+    def _columns(self, name: str, axis: int, parts: Sequence[range]) -> Iterator[_Named]:
+        yield name, TensorCut(axis, tuple(parts))
 
 
 def _wide(heads: range, width: int) -> range:

@@ -115,8 +115,7 @@ class EngineSettings:
         one_of(self, WEIGHTS, "weights")
         one_of(self, HEAD_PLACES, "draft_head_in")
         at_least(self, 1, "max_loras", "lora_bytes")
-        if named_directories("lora", self.lora) and self.tp > 1:
-            raise ConfigError("lora", self.lora, f"needs tp 1, not {self.tp}: several processes compute no adapters")
+        named_directories("lora", self.lora)
         kind, _, number = self.device.partition(":")
         if kind not in ("cpu", "cuda") or not (number.isdecimal() or self.device == kind):
             raise ConfigError("device", self.device, "must be cpu, cuda, or cuda and its number, such as cuda:0")

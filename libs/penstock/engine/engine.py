@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from penstock.checkpoint import Checkpoint, inspect
-from penstock.engine.adapters.shelf import AdapterShelf
+from penstock.engine.adapters.shelf import AdapterShelf, ComputesAdapters
 from penstock.engine.checks import check_request, settled
 from penstock.engine.config import EngineConfig, named_directories
 from penstock.engine.delivery.outlet import Outlet
@@ -23,7 +23,7 @@ from penstock.engine.delivery.sinks import SinkFeed, SinkPages
 from penstock.engine.errors import EngineBusy, EngineClosed, EngineError, NotFinite
 from penstock.engine.forward.accepting import credited
 from penstock.engine.forward.halving import answers_of
-from penstock.engine.forward.model import Computes, ComputesAdapters, InRanks, Load, load_model, set_threads
+from penstock.engine.forward.model import Computes, InRanks, Load, load_model, set_threads
 from penstock.engine.grammars import RequestRules
 from penstock.engine.hooks import Drafter, KvSink, KvSource, LoadResult, Relay
 from penstock.engine.lane import Lane, watching
@@ -121,7 +121,7 @@ class Engine:
             changed=self._wake.set,
         )
         self.adapters = AdapterShelf(
-            runner.load_adapter if config.tp == 1 and isinstance(runner, ComputesAdapters) else None,
+            runner if isinstance(runner, ComputesAdapters) else None,
             checkpoint.config,
             helpers.threads,
             most=config.max_loras,

@@ -280,6 +280,10 @@ class WorkerMetrics(StoringMetrics):
     PREFILL_RATE = "penstock_prefill_tokens_per_second"
     BUSY_S = "penstock_worker_busy_seconds"
     KV_TOKENS = "penstock_kv_capacity_tokens"
+    ADAPTERS = "penstock_adapters"
+    ADAPTERS_HELD = "penstock_adapters_in_memory"
+    ADAPTER_BYTES = "penstock_adapter_bytes"
+    ADAPTER_LOADS = "penstock_adapter_loads"
     FIGURES: Mapping[str, Scraped] = {
         RUNNING: Scraped("Sequences in the batch"),
         WAITING: Scraped("Sequences that wait for a place in it, and those whose KV is being fetched"),
@@ -301,6 +305,10 @@ class WorkerMetrics(StoringMetrics):
         PREFILL_RATE: Scraped("Tokens of prompts that it computes in a second; 0 until measured"),
         BUSY_S: Scraped("Seconds in which it computed steps", total=True),
         KV_TOKENS: Scraped("Tokens whose KV its page pool holds"),
+        ADAPTERS: Scraped("LoRA adapters that requests can name"),
+        ADAPTERS_HELD: Scraped("Those of them that are in memory"),
+        ADAPTER_BYTES: Scraped("Bytes of the adapters in memory"),
+        ADAPTER_LOADS: Scraped("Adapters read from their directories", total=True),
     }
 
     def __init__(self, model: str = "") -> None:

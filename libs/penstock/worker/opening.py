@@ -164,6 +164,10 @@ def _figures(engine: Engine) -> dict[str, float]:
         WorkerMetrics.PREFILL_RATE: rate,
         WorkerMetrics.BUSY_S: stats.busy_s,
         WorkerMetrics.KV_TOKENS: stats.total_pages * engine.spec.block_size,
+        WorkerMetrics.ADAPTERS: len(engine.adapters.names),
+        WorkerMetrics.ADAPTERS_HELD: engine.adapters.in_memory,
+        WorkerMetrics.ADAPTER_BYTES: engine.adapters.nbytes,
+        WorkerMetrics.ADAPTER_LOADS: engine.adapters.loads,
     }
 
 

@@ -8,10 +8,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.libs.engine.rank_threads import in_threads
 
 from penstock.checkpoint import CheckpointError, inspect
 from penstock.engine.engine import Engine
 from penstock.engine.errors import EngineError, RequestRefused
+from penstock.engine.forward import following
 from penstock.engine.kernels.cpu.decoder import CompiledDecoder
 from penstock.kv.identity import Chain, root_key
 from penstock.testing.adapters import fingerprint_of, write_adapter, write_merged
@@ -88,11 +90,12 @@ def settings_of(model, **fields):
     return EngineConfig(model=model, **(base | fields))
 
 
-@pytest.mark.parametrize("kernels", [True, False], ids=["kernels", "torch"])
-async def test_a_batch_of_two_adapters_and_none(family, expected, kit, kernels):
-    """All at once, in chunks: prompts of up to 300 tokens, steps of 64."""
+@pytest.mark.parametrize(("kernels", "ranks"), [(True, 1), (False, 1), (True, 2), (False, 4)])
+async def test_a_batch_of_two_adapters_and_none(family, expected, kit, kernels, ranks):
+    """All at once, in chunks: prompts of up to 300 tokens, steps of 64. Of ranks each has its part of an adapter."""
     names = ["", "one", "two"]
-    async with Engine.open(settings_of(family.model, lora=family.lora, kernels=kernels)) as engine:
+    settings = settings_of(family.model, lora=family.lora, kernels=kernels, tp=ranks)
+    async with Engine.open(settings, load=in_threads) as engine:
         assert dict(engine.adapters.names) == family.fingerprints
         requests = [
             replace(one, id=f"{name}-{one.id}", adapter=family.fingerprints.get(name, ""))
@@ -157,9 +160,10 @@ async def test_pages_are_shared_by_one_adapter_and_by_nobody_else(llama, kit):
             assert tokens >= 192 and again == ids
 
 
-async def test_few_are_in_memory_and_others_come_back(llama, kit):
+@pytest.mark.parametrize("ranks", [1, 2])
+async def test_few_are_in_memory_and_others_come_back(llama, kit, ranks):
     plain = await answers_of(llama, kit)
-    async with Engine.open(settings_of(llama.model, lora=llama.lora, max_loras=1)) as engine:
+    async with Engine.open(settings_of(llama.model, lora=llama.lora, max_loras=1, tp=ranks), load=in_threads) as engine:
         assert engine.adapters.in_memory == 1
         loads = engine.adapters.loads
         requests = [
@@ -203,6 +207,21 @@ async def test_a_directory_that_changes_is_not_taken_for_what_it_was(llama, kit,
             await kit.read(engine, replace(kit.request("a", 9, kit.greedy(2)), adapter=llama.fingerprints["one"]))
         assert await engine.adapters.add("one", copy) == llama.fingerprints["two"]
         assert set(engine.adapters.names.values()) == {llama.fingerprints["two"]}
+
+
+async def test_an_adapter_that_another_rank_cannot_load_disturbs_nobody(llama, kit, monkeypatch):
+    def refuse(path, model):
+        raise CheckpointError(path, "is not here")
+
+    async with Engine.open(settings_of(llama.model, tp=2), load=in_threads) as engine:
+        await engine.adapters.add("one", llama.adapters["one"])
+        request = replace(kit.request("a", 30, kit.greedy(5)), adapter=llama.fingerprints["one"])
+        before = (await kit.read(engine, request)).ids
+        monkeypatch.setattr(following, "inspect_adapter", refuse)
+        with pytest.raises(CheckpointError, match="is not here"):
+            await engine.adapters.add("two", llama.adapters["two"])
+        assert [*engine.adapters.names] == ["one"]
+        assert (await kit.read(engine, replace(request, id="b"))).ids == before
 
 
 async def test_numbers_that_are_not_finite_are_refused(llama, tmp_path):

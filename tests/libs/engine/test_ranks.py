@@ -6,19 +6,18 @@ import asyncio
 import os
 import signal
 import socket
-import threading
 from dataclasses import replace
 
 import msgspec
 import pytest
 import torch
+from tests.libs.engine.rank_threads import in_threads
 
 from penstock.checkpoint import CheckpointError, inspect
 from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
 from penstock.engine.errors import EngineClosed
 from penstock.engine.forward.following import follow
-from penstock.engine.forward.model import load_model
 from penstock.engine.ranks.messages import Setup, SharedMemory, receive, send, settings_of
 from penstock.engine.ranks.window import PageWindow
 from penstock.engine.step.memory import PageMemory
@@ -47,32 +46,6 @@ CASES = [(name, 2, True) for name in MODELS] + [
     ("mixtral", 4, False),
 ]
 """The last say whether there are kernels."""
-
-
-class RankThread:
-    """A rank in a thread of this process, which is there much sooner."""
-
-    def __init__(self, theirs):
-        self._socket = theirs.dup()
-        self.pid = os.getpid()
-        self.watched = os.eventfd(0)
-        self._thread = threading.Thread(target=self._follow, daemon=True)
-        self._thread.start()
-
-    def _follow(self):
-        follow(self._socket)
-
-    def kill(self):
-        self._socket.shutdown(socket.SHUT_RDWR)
-
-    def end(self):
-        self._thread.join()
-        self._socket.close()
-        os.close(self.watched)
-
-
-def in_threads(config, checkpoint):
-    return load_model(config, checkpoint, RankThread)
 
 
 def config_of(directory, **fields):

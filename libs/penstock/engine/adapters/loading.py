@@ -6,7 +6,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from penstock.checkpoint import AdapterCheckpoint, CheckpointError
+from penstock.checkpoint import AdapterCheckpoint, CheckpointError, TensorCut
 from penstock.engine.kernels.cpu.adapting import StepAdapter, panels_of, whole_ranks
 from penstock.engine.layers.adapters import AdapterWeights, ThinProduct
 
@@ -21,6 +21,8 @@ def load_adapter(
         with safe_open(found.file, framework="pt") as file:
             for part in found.parts:
                 down, up = (_finite(found, file.get_tensor(info.name), info.name) for info in (part.down, part.up))
+                if part.cut is not None:
+                    down, up = _of_rank(part.cut, down, up)
                 down, up = _laid_out(down, up * part.scale, kernels)
                 thin = ThinProduct(part.first, part.columns, down.to(device, dtype), up.to(device, dtype))
                 kept[part.layer].setdefault(part.stack, []).append(thin)
@@ -35,6 +37,13 @@ def _finite(found: AdapterCheckpoint, tensor: Tensor, name: str) -> Tensor:
     if not bool(torch.isfinite(tensor).all()):
         raise CheckpointError(found.file, f"tensor {name} has numbers that are not finite")
     return tensor.float()
+
+
+def _of_rank(cut: TensorCut, down: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows of lora_B, or the columns of lora_A, that belong to what a rank has of the matrix."""
+    if cut.axis == 0:
+        return down, torch.cat([up[part.start : part.stop] for part in cut.parts])
+    return torch.cat([down[:, part.start : part.stop] for part in cut.parts], 1), up
 
 
 def _laid_out(down: Tensor, up: Tensor, kernels: bool) -> tuple[Tensor, Tensor]:

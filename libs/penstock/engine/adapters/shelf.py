@@ -8,12 +8,13 @@ its directory when it is wanted again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Protocol, runtime_checkable
 
 from penstock.checkpoint import AdapterCheckpoint, CheckpointError, ModelConfig, inspect_adapter
 from penstock.engine.errors import EngineError, RequestRefused
@@ -21,8 +22,19 @@ from penstock.engine.layers.adapters import AdapterWeights
 
 MOST_NAMED = 1024
 """Adapters of one engine."""
-LoadAdapter = Callable[[AdapterCheckpoint], AdapterWeights]
-"""Brings an adapter to where the model is. Called in a thread. Raises CheckpointError."""
+
+
+@runtime_checkable
+class ComputesAdapters(Protocol):
+    """What steps can have adapters in; a Runner."""
+
+    def load_adapter(self, found: AdapterCheckpoint) -> AdapterWeights:
+        """Brings an adapter to where the model is. Callable from any thread. Raises CheckpointError."""
+        ...
+
+    def forget_adapter(self, fingerprint: str) -> None:
+        """No step will have it until it is loaded again. Callable from any thread."""
+        ...
 
 
 class AdapterRefused(ValueError):
@@ -41,10 +53,10 @@ class AdapterShelf:
     """Owner of an engine's adapters. Belongs to the event loop."""
 
     def __init__(
-        self, load: LoadAdapter | None, model: ModelConfig, threads: Executor, *, most: int, most_bytes: int
+        self, place: ComputesAdapters | None, model: ModelConfig, threads: Executor, *, most: int, most_bytes: int
     ) -> None:
-        """`load` is None where the model takes no adapters. At most `most` are in memory, with `most_bytes` in all."""
-        self._load = load
+        """`place` is None where nothing can have adapters. At most `most` are in memory, with `most_bytes` in all."""
+        self._place = place
         self._model = model
         self._threads = threads
         self._most, self._most_bytes = most, most_bytes
@@ -85,7 +97,7 @@ class AdapterShelf:
         """Gives the adapter in `directory` a name, after it was loaded once, and returns its fingerprint; a name that
         is there already gets the new one. Raises CheckpointError for what is no adapter of this model, and
         AdapterRefused."""
-        if self._load is None:
+        if self._place is None:
             raise AdapterRefused(f"adapter {name!r}: this engine computes no adapters")
         if name not in self._names and len(self._names) >= MOST_NAMED:
             raise AdapterRefused(f"adapter {name!r}: there are {MOST_NAMED} already, which is the most")
@@ -149,7 +161,7 @@ class AdapterShelf:
 
     async def _bring(self, fingerprint: str) -> _Held:
         """Reads an adapter from its directory when there is a place for it."""
-        assert self._load is not None, "nothing is named"
+        assert self._place is not None, "nothing is named"
         found, loop = self._known[fingerprint], asyncio.get_running_loop()
         try:
             while self._held and not self._fits(found):
@@ -158,11 +170,11 @@ class AdapterShelf:
                     self._left.clear()
                     await self._left.wait()
                 else:
-                    del self._held[self._leaving]
+                    self._let_go(self._leaving)
         finally:
             self._leaving = ""
         try:
-            weights = await loop.run_in_executor(self._threads, _read, found, self._model, self._load)
+            weights = await loop.run_in_executor(self._threads, _read, found, self._model, self._place)
         except CheckpointError as error:
             if fingerprint not in self._names.values():
                 raise
@@ -179,11 +191,16 @@ class AdapterShelf:
         """Forgets an adapter without a name, unless somebody uses it."""
         held = self._held.get(fingerprint)
         if held is not None and not held.users and fingerprint not in self._known:
-            del self._held[fingerprint]
+            self._let_go(fingerprint)
+
+    def _let_go(self, fingerprint: str) -> None:
+        assert self._place is not None, "something is in memory"
+        del self._held[fingerprint]
+        self._place.forget_adapter(fingerprint)
 
 
-def _read(found: AdapterCheckpoint, model: ModelConfig, load: LoadAdapter) -> AdapterWeights:
+def _read(found: AdapterCheckpoint, model: ModelConfig, place: ComputesAdapters) -> AdapterWeights:
     now = inspect_adapter(found.path, model)
     if now.fingerprint != found.fingerprint:
         raise CheckpointError(found.file, "has changed since it got its name: load it anew")
-    return load(now)
+    return place.load_adapter(now)

@@ -16,14 +16,21 @@ import msgspec
 import torch
 from torch import Tensor
 
-from penstock.checkpoint import inspect, part_of
+from penstock.checkpoint import (
+    AdapterCheckpoint,
+    CheckpointError,
+    adapter_of_rank,
+    inspect,
+    inspect_adapter,
+    part_of,
+)
 from penstock.checkpoint.split import heads_of_rank, share
 from penstock.engine.errors import RankLost
 from penstock.engine.forward.model import set_threads
 from penstock.engine.forward.runner import CACHE, Runner
 from penstock.engine.kernels.cpu.meeting import SharedGroup
 from penstock.engine.ranks.group import RankGroup, TorchGroup, shared_layout, shared_room
-from penstock.engine.ranks.messages import Setup, StepListener, receive, send
+from penstock.engine.ranks.messages import Setup, StepListener, ToldAdapter, receive, send
 from penstock.engine.ranks.window import PageWindow
 from penstock.engine.step.batch import Rows
 from penstock.engine.step.memory import PageMemory
@@ -39,7 +46,7 @@ class Following:
         """Raises CheckpointError, MapError."""
         config = setup.engine
         whole = inspect(config.model, config.max_model_len or None)
-        self.setup, self.config = setup, config
+        self.setup, self.config, self.whole = setup, config, whole
         self.checkpoint = part_of(whole, setup.rank, setup.ranks, setup.fingerprint)
         model = whole.config
         self.vocab_size = model.vocab_size
@@ -73,6 +80,13 @@ class Following:
         assert self._group is not None
         return self._group.add(own)
 
+    def adapter(self, found: AdapterCheckpoint) -> AdapterCheckpoint:
+        """What this rank has of it."""
+        return adapter_of_rank(found, self.whole, self.setup.rank, self.setup.ranks)
+
+    def forget_adapter(self, fingerprint: str) -> None:
+        """Rank 0 alone says what is forgotten."""
+
     @contextmanager
     def step(self, order: Sequence[Rows], compiled: bool) -> Iterator[Callable[[Tensor], Tensor]]:
         """Gives what hands this rank's logits to rank 0."""
@@ -97,9 +111,12 @@ def follow(lead: socket.socket) -> None:
         place.meet()
         listener = StepListener()
         while True:
-            runs, compiled = listener.hear(receive(lead))
+            told = listener.hear(receive(lead))
+            if isinstance(told, ToldAdapter):
+                send(lead, _load_adapter(told, place, runner, listener).encode())
+                continue
             with torch.inference_mode():
-                runner.compute(runs, compiled)
+                runner.compute(told.runs, told.compiled)
             send(lead, b"")
     except (EOFError, ConnectionError):
         return
@@ -107,6 +124,18 @@ def follow(lead: socket.socket) -> None:
         with suppress(OSError):
             send(lead, f"a process that computes a part of the model: {error}".encode())
         raise
+
+
+def _load_adapter(told: ToldAdapter, place: Following, runner: Runner, listener: StepListener) -> str:
+    """Why it cannot be loaded, or nothing."""
+    try:
+        found = inspect_adapter(told.path, place.whole.config)
+        if found.fingerprint != told.fingerprint:
+            return "has changed while it was loaded"
+        listener.keep(runner.load_adapter(found))
+    except CheckpointError as error:
+        return str(error)
+    return ""
 
 
 def main() -> None:

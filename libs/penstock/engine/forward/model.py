@@ -8,11 +8,10 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from penstock.checkpoint import AdapterCheckpoint, Checkpoint, remembered_fingerprint, tokenizer_fingerprint
+from penstock.checkpoint import Checkpoint, remembered_fingerprint, tokenizer_fingerprint
 from penstock.engine.config import EngineConfig
 from penstock.engine.errors import EngineError
 from penstock.engine.forward.runner import CACHE, Runner
-from penstock.engine.layers.adapters import AdapterWeights
 from penstock.engine.models.packed import PackedWeights
 from penstock.engine.ranks.lead import Launch, Lead
 from penstock.engine.sampling.choice import Chosen
@@ -72,15 +71,6 @@ class InRanks(Protocol):
 
     def close(self) -> None:
         """Ends them."""
-        ...
-
-
-@runtime_checkable
-class ComputesAdapters(Protocol):
-    """What runs can have adapters in; a Runner."""
-
-    def load_adapter(self, found: AdapterCheckpoint) -> AdapterWeights:
-        """Brings an adapter to where the model is. Callable from any thread. Raises CheckpointError."""
         ...
 
 

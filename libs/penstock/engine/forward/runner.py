@@ -90,6 +90,15 @@ class RankPlace(Protocol):
         """The sum over all processes."""
         ...
 
+    def adapter(self, found: AdapterCheckpoint) -> AdapterCheckpoint:
+        """What this process has of an adapter; on rank 0, when all others have loaded their parts. Callable from any
+        thread. Raises CheckpointError."""
+        ...
+
+    def forget_adapter(self, fingerprint: str) -> None:
+        """The other processes need keep their parts of an adapter no more. Callable from any thread."""
+        ...
+
     def step(self, order: Sequence[Rows], compiled: bool) -> AbstractContextManager[Callable[[Tensor], Tensor]]:
         """For the length of a step; gives what makes logits of all tokens out of this process's, on rank 0."""
         ...
@@ -188,8 +197,15 @@ class Runner:
 
     def load_adapter(self, found: AdapterCheckpoint) -> AdapterWeights:
         """Brings an adapter to where the model is. Callable from any thread. Raises CheckpointError."""
+        if self.ranks is not None:
+            found = self.ranks.adapter(found)
         kernels = self._compiled is not None
         return load_adapter(found, self.layers, self._adapter_dtype, self._place, kernels=kernels)
+
+    def forget_adapter(self, fingerprint: str) -> None:
+        """No step will have it until it is loaded again. Callable from any thread."""
+        if self.ranks is not None:
+            self.ranks.forget_adapter(fingerprint)
 
     @property
     def layers(self) -> int:

@@ -9,15 +9,24 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Lock
 from typing import Protocol
 
 import msgspec
 from torch import Tensor
 
-from penstock.checkpoint import Checkpoint, ModelConfig, part_of
+from penstock.checkpoint import (
+    AdapterCheckpoint,
+    Checkpoint,
+    CheckpointError,
+    ModelConfig,
+    adapter_of_rank,
+    part_of,
+)
 from penstock.checkpoint.split import heads_of_rank, share
 from penstock.engine.config import EngineConfig
 from penstock.engine.errors import RankLost
@@ -55,7 +64,8 @@ Launch = Callable[[socket.socket], Follows]
 
 
 class Lead:
-    """The other ranks of an engine. Belongs to the thread that computes steps, but for `watched` and `abandon`."""
+    """The other ranks of an engine. Belongs to the thread that computes steps, but for `watched`, `abandon` and what is
+    about adapters."""
 
     def __init__(
         self,
@@ -74,7 +84,12 @@ class Lead:
         self.checkpoint = part_of(checkpoint, 0, ranks, fingerprint)
         """What rank 0 has of the model."""
         self._columns = [len(share(whole.vocab_size, ranks, rank)) for rank in range(ranks)]
+        self._whole, self._ranks = checkpoint, ranks
         self._teller = StepTeller()
+        self._turn = Lock()
+        """Whoever has it talks with the others, until they have answered."""
+        self._forgotten: deque[str] = deque()
+        """Adapters that the others still keep."""
         self._sums: Arena | None = None
         self.shared = self._share(whole, config)
         """Where ranks add what they compute; None: by torch.distributed."""
@@ -136,8 +151,6 @@ class Lead:
     def step(self, order: Sequence[Rows], compiled: bool) -> Iterator[Callable[[Tensor], Tensor]]:
         """Has the others compute a step too; gives what makes logits of all tokens out of this rank's. When the block
         ends, all have. Raises RankLost, from the first failure on always."""
-        if self._lost is not None:
-            raise self._lost
         group = self._group
         assert group is not None
 
@@ -146,17 +159,45 @@ class Lead:
             assert found is not None
             return found
 
-        try:
-            message = self._teller.tell(order, compiled)
-            for follower in self._followers:
-                follower.tell(message)
+        with self._talk():
+            self._tell(self._teller.tell(order, compiled, self._forget()))
             yield gather
             for follower in self._followers:
                 follower.done()
-        except Exception as error:  # where the others are now is not known
-            self._lost = error if isinstance(error, RankLost) else RankLost(f"a step failed in some ranks: {error}")
-            self.abandon()
-            raise self._lost from error
+
+    def adapter(self, found: AdapterCheckpoint) -> AdapterCheckpoint:
+        """Has the others load their parts of an adapter, for which steps wait; what rank 0 has of it. Callable from any
+        thread. Raises CheckpointError, and RankLost."""
+        with self._talk():
+            self._tell(self._teller.adapter(found.path, found.fingerprint, self._forget()))
+            reasons = [follower.answer() for follower in self._followers]
+        for reason in filter(None, reasons):
+            raise CheckpointError(found.file, reason)
+        return adapter_of_rank(found, self._whole, 0, self._ranks)
+
+    def forget_adapter(self, fingerprint: str) -> None:
+        """The others let go of an adapter with the next message. Callable from any thread."""
+        self._forgotten.append(fingerprint)
+
+    @contextmanager
+    def _talk(self) -> Iterator[None]:
+        """The others listen to nobody else. Raises RankLost, from the first failure on always."""
+        with self._turn:
+            if self._lost is not None:
+                raise self._lost
+            try:
+                yield
+            except Exception as error:  # where the others are now is not known
+                self._lost = error if isinstance(error, RankLost) else RankLost(f"a step failed in some ranks: {error}")
+                self.abandon()
+                raise self._lost from error
+
+    def _tell(self, message: bytes) -> None:
+        for follower in self._followers:
+            follower.tell(message)
+
+    def _forget(self) -> list[str]:
+        return [self._forgotten.popleft() for _ in range(len(self._forgotten))]
 
     def abandon(self) -> None:
         """Ends the other processes: whoever waits for one of them hears of it. Callable from any thread."""
@@ -227,13 +268,16 @@ class _Follower:
             raise _ended(error) from error
 
     def done(self) -> None:
-        """Waits until it has loaded, or computed what it was told. Raises RankLost."""
+        """Waits until it has loaded, or computed what it was told. Raises RankLost, also when it could not."""
+        if answer := self.answer():
+            raise RankLost(answer)
+
+    def answer(self) -> str:
+        """Waits until it has done what it was told: why it could not, or nothing. Raises RankLost."""
         try:
-            answer = receive(self._socket)
+            return receive(self._socket).decode()
         except (EOFError, OSError) as error:
             raise _ended(error) from error
-        if answer:
-            raise RankLost(answer.decode())
 
     def leave(self) -> None:
         with suppress(OSError):

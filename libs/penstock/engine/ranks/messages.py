@@ -1,4 +1,4 @@
-"""What rank 0 tells the others: how the engine is set up, then each step.
+"""What rank 0 tells the others: how the engine is set up, then each step, and adapters that steps need.
 
 Messages go over a socket, each as four bytes of length and its content. Nobody else can write to it.
 """
@@ -9,11 +9,12 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from penstock.engine.config import EngineConfig
+from penstock.engine.layers.adapters import AdapterWeights
 from penstock.engine.step.batch import Rows
 from penstock.kv.bytes.arena import Arena, ArenaMap, Layout
 from penstock.runtime.exactly import receive_exactly
@@ -72,14 +73,27 @@ class ToldRun(msgspec.Struct, array_like=True):
     """Pages in the table."""
     pages: list[int] | None
     """None: as in the step before."""
+    adapter: str
+    """The fingerprint of a loaded one; empty: none."""
 
 
-class ToldStep(msgspec.Struct, array_like=True):
+class ToldStep(msgspec.Struct, array_like=True, tag="step"):
     """A step. What is sampled after it comes with the next."""
 
     runs: list[ToldRun]
     compiled: bool
     """Whether the kernels compute it in one call."""
+    forgotten: list[str]
+    """Adapters that are needed no more, by their fingerprints."""
+
+
+class ToldAdapter(msgspec.Struct, array_like=True, tag="adapter"):
+    """An adapter to load."""
+
+    path: str
+    fingerprint: str
+    forgotten: list[str]
+    """As of a step; these go before it is loaded."""
 
 
 @dataclass(slots=True)
@@ -91,13 +105,20 @@ class Followed:
     samples: int
     table: tuple[str, int]
     pages: Sequence[int]
-    adapter: None = field(default=None, init=False)
+    adapter: AdapterWeights | None
     tokens: int = field(init=False)
     end: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.tokens = len(self.ids)
         self.end = self.start + self.tokens
+
+
+class FollowedStep(NamedTuple):
+    """A step as a follower has it."""
+
+    runs: list[Followed]
+    compiled: bool
 
 
 _Name = tuple[str, int, int]
@@ -110,35 +131,53 @@ class StepTeller:
         self._known: set[_Name] = set()
         self._encoder = msgspec.msgpack.Encoder()
 
-    def tell(self, order: Sequence[Rows], compiled: bool) -> bytes:
+    def adapter(self, path: Path, fingerprint: str, forgotten: list[str]) -> bytes:
+        """The message of an adapter to load."""
+        return self._encoder.encode(ToldAdapter(str(path), fingerprint, forgotten))
+
+    def tell(self, order: Sequence[Rows], compiled: bool, forgotten: list[str]) -> bytes:
         """The message of a step."""
         runs, known = [], set()
         for run in order:
             name = (*run.table, len(run.pages))
             pages = None if name in self._known else list(run.pages)
             known.add(name)
-            runs.append(ToldRun(run.ids, run.start, run.samples, run.table, len(run.pages), pages))
+            adapter = "" if run.adapter is None else run.adapter.fingerprint
+            runs.append(ToldRun(run.ids, run.start, run.samples, run.table, len(run.pages), pages, adapter))
         self._known = known
-        return self._encoder.encode(ToldStep(runs, compiled))
+        return self._encoder.encode(ToldStep(runs, compiled, forgotten))
 
 
 class StepListener:
-    """Turns messages into steps."""
+    """Turns messages into steps, and has the adapters that these name."""
 
     def __init__(self) -> None:
         self._known: dict[_Name, list[int]] = {}
-        self._decoder = msgspec.msgpack.Decoder(ToldStep)
+        self._adapters: dict[str, AdapterWeights] = {}
+        self._decoder: msgspec.msgpack.Decoder[ToldStep | ToldAdapter] = msgspec.msgpack.Decoder(ToldStep | ToldAdapter)
 
-    def hear(self, message: bytes | bytearray) -> tuple[list[Followed], bool]:
-        """The runs of a step, and whether the kernels compute it."""
-        told, runs, known = self._decoder.decode(message), [], {}
+    def hear(self, message: bytes | bytearray) -> FollowedStep | ToldAdapter:
+        """A step, or the adapter that is to be loaded: `keep` takes it then."""
+        told = self._decoder.decode(message)
+        for fingerprint in told.forgotten:
+            self._adapters.pop(fingerprint, None)
+        return told if isinstance(told, ToldAdapter) else FollowedStep(self._runs(told), told.compiled)
+
+    def keep(self, adapter: AdapterWeights) -> None:
+        """Steps may name it from now on."""
+        self._adapters[adapter.fingerprint] = adapter
+
+    def _runs(self, told: ToldStep) -> list[Followed]:
+        runs: list[Followed] = []
+        known: dict[_Name, list[int]] = {}
         for run in told.runs:
             name = (*run.table, run.length)
             pages = self._known[name] if run.pages is None else run.pages
             known[name] = pages
-            runs.append(Followed(run.ids, run.start, run.samples, run.table, pages))
+            adapter = self._adapters[run.adapter] if run.adapter else None
+            runs.append(Followed(run.ids, run.start, run.samples, run.table, pages, adapter))
         self._known = known
-        return runs, told.compiled
+        return runs
 
 
 def send(to: socket.socket, content: bytes) -> None:
