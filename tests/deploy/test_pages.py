@@ -127,7 +127,7 @@ def test_the_commands_of_a_host(checkout: Path) -> None:
     units = {path.name for path in (ROOT / "deploy/systemd").iterdir()}
     config = tomllib.loads((ROOT / "deploy/systemd/penstock.toml").read_text())
     for command in commands("systemd.md"):
-        match [one for one in command if one != "sudo"]:
+        match [one for one in command if one not in ("sudo", "-u", "penstock")]:
             case ["deploy/systemd/install"]:
                 run("deploy/systemd/install", cwd=checkout, env={**os.environ, "DESTDIR": str(checkout)})
                 assert (checkout / "etc/systemd/system/penstock.target").exists()
@@ -139,9 +139,9 @@ def test_the_commands_of_a_host(checkout: Path) -> None:
                 subprocess.run(["chmod", *below(checkout, rest)], check=True)
             case ["systemctl", "enable", *names]:
                 assert {re.sub(r"@\d+$", "@.service", name) for name in names} <= units
-                ports = dict(name.removeprefix("penstock-").split("@") for name in names if "@" in name)
-                assert {config["decode"]["router"], config["gateway"]["router"]} == {f"127.0.0.1:{ports['router']}"}
-                assert config["decode"]["kvstore"] == config["prefill"]["kvstore"] == f"127.0.0.1:{ports['kvstore']}"
+                sockets = [f"unix:/run/{name.replace('-', '/', 1).replace('@', '-')}" for name in names if "@" in name]
+                assert config["decode"]["router"] == config["gateway"]["router"] == sockets[0]
+                assert config["decode"]["kvstore"] == config["prefill"]["kvstore"] == sockets[1]
             case ["/opt/penstock/bin/pip", "install", "--constraint", path, wanted]:
                 extras = re.findall(r"\w+", wanted)
                 known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]

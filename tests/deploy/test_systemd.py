@@ -22,8 +22,8 @@ from penstock.gateway.accounts.keys import new_key, write_keys
 from penstock.runtime.config import service_app
 
 SYSTEMD = ROOT / "deploy" / "systemd"
-PORTS = {"router": 7400, "kvstore": 7401, "prefill": 7410, "decode": 7420, "draft": 7430, "gateway": 8080}
-CONFIGS = {kind: config for kind, config in ALL.items() if kind in PORTS}
+INSTANCES = {"router": "1", "kvstore": "1", "prefill": "1", "decode": "1", "draft": "1", "gateway": "8080"}
+CONFIGS = {kind: config for kind, config in ALL.items() if kind in INSTANCES}
 _STRICTEST = 2.5
 """Most exposure that `systemd-analyze security` may find, of 10; the unit of most daemons has 9."""
 
@@ -54,7 +54,7 @@ def test_systemd_finds_nothing_to_complain_of(installed: Path) -> None:
     units = installed / "etc/systemd/system"
     for path in units.glob("*.service"):
         path.write_text(path.read_text().replace("/opt/penstock/bin/python", sys.executable))
-    names = [f"penstock-{kind}@{port}.service" for kind, port in PORTS.items()]
+    names = [f"penstock-{kind}@{instance}.service" for kind, instance in INSTANCES.items()]
     environment = {**os.environ, "SYSTEMD_UNIT_PATH": f"{units}:"}
     checked = run("systemd-analyze", "verify", *names, "penstock.target", env=environment)
     assert (checked.returncode, [line for line in checked.stderr.splitlines() if "penstock" in line]) == (0, [])
@@ -86,7 +86,7 @@ def test_services_take_the_configuration(
         name, _, value = variable.partition("=")
         if name.startswith(f"PENSTOCK_{kind.upper()}_"):
             monkeypatch.setenv(name, value.replace("%d", str(tmp_path)))
-    python, option, module, *arguments = unit(kind)["ExecStart"][0].replace("%i", str(PORTS[kind])).split()
+    python, option, module, *arguments = unit(kind)["ExecStart"][0].replace("%i", INSTANCES[kind]).split()
     assert (python, option, module) == ("/opt/penstock/bin/python", "-m", f"penstock.{kind}")
     made: list[object] = []
     service_app(kind, made.append, CONFIGS[kind])(arguments, result_action="return_value")
@@ -94,8 +94,10 @@ def test_services_take_the_configuration(
     given = tomllib.loads(config.read_text())[kind]
     assert getattr(settings, "drain_s", 0) == given.get("drain_s", 0)
     assert float(unit(kind)["TimeoutStopSec"][0]) >= given.get("drain_s", 0) + 15
-    address = settings.http_address if kind == "gateway" else settings.address  # type: ignore[attr-defined]
-    assert address == f"127.0.0.1:{PORTS[kind]}"
+    if kind == "gateway":
+        assert settings.http_address == "127.0.0.1:8080"  # type: ignore[attr-defined]
+    else:
+        assert settings.address == f"unix:/run/penstock/{kind}-1"  # type: ignore[attr-defined]
     assert "PENSTOCK_CONFIG=/etc/penstock/penstock.toml" in unit(kind)["Environment"]
 
 
@@ -104,6 +106,20 @@ def test_units_that_share_memory_see_each_other() -> None:
     for kind in ("kvstore", "prefill", "decode"):
         assert not {"PrivateUsers", "DynamicUser", "PrivatePIDs"} & set(unit(kind))
         assert unit(kind)["User"] == ["penstock"] and unit(kind)["ProtectProc"] == ["invisible"]
+
+
+def test_sockets_are_where_no_other_user_comes() -> None:
+    """All units make the directory, and none takes it away from the others."""
+    for kind in CONFIGS:
+        found = {name: value for name, value in unit(kind).items() if name.startswith("RuntimeDirectory")}
+        assert found == {
+            "RuntimeDirectory": ["penstock"],
+            "RuntimeDirectoryMode": ["0700"],
+            "RuntimeDirectoryPreserve": ["yes"],
+        }
+    config = tomllib.loads((SYSTEMD / "penstock.toml").read_text())
+    addresses = {value for table in config.values() for name, value in table.items() if name in ("router", "kvstore")}
+    assert addresses == {f"unix:/run/penstock/{kind}-1" for kind in ("router", "kvstore")}
 
 
 def test_services_say_that_they_are_ready_and_turn() -> None:
@@ -123,13 +139,20 @@ async def test_the_units_of_a_host_are_a_mesh(installed: Path) -> None:
     """Started in the wrong order, with the file that is installed; systemd hears from each when it is ready."""
     etc, address = installed / "etc/penstock", f"{free_net()}.1"
     models = penstock.models.embedded("penstock-mini").parent
-    given = {"127.0.0.1": address, "/srv/models": str(models), "/etc/penstock": str(etc)}
+    sockets = installed / "run"
+    given = {
+        "127.0.0.1": address,
+        "/srv/models": str(models),
+        "/etc/penstock": str(etc),
+        "/run/penstock": str(sockets),
+    }
     text = (etc / "penstock.toml").read_text().replace('"/var/lib/', f'"{installed}/var/lib/')
     for written, meant in given.items():
         text = text.replace(written, meant)
     (etc / "penstock.toml").write_text(text.replace("20GiB", "1GiB"))
     (installed / "var/lib/penstock").mkdir(parents=True)  # as StateDirectory= does
     (installed / "var/lib/penstock-gateway").mkdir()
+    sockets.mkdir(mode=0o700)  # as RuntimeDirectory= does
     key, entry = new_key("me")
     write_keys(etc / "keys.json", [entry])
     (etc / "server.key").write_text("00" * 32)
@@ -141,10 +164,10 @@ async def test_the_units_of_a_host_are_a_mesh(installed: Path) -> None:
             "PENSTOCK_GATEWAY_SERVER_KEY_FILE": str(etc / "server.key"),
             "NOTIFY_SOCKET": str(installed / "notify"),
         }
-        kinds = [kind for kind in reversed(PORTS) if kind != "draft"]
+        kinds = [kind for kind in reversed(INSTANCES) if kind != "draft"]
         async with processes() as started:
             for kind in kinds:
-                _, _, module, *arguments = unit(kind)["ExecStart"][0].replace("%i", str(PORTS[kind])).split()
+                _, _, module, *arguments = unit(kind)["ExecStart"][0].replace("%i", INSTANCES[kind]).split()
                 await started.start(module, arguments, given, environment)
             url = f"http://{address}:8080"
             await started.until_ready(url)
@@ -152,8 +175,8 @@ async def test_the_units_of_a_host_are_a_mesh(installed: Path) -> None:
             assert answer.status_code == 200, answer.text
             await asyncio.to_thread(hear_of, inlet, len(kinds))
             shown = await asyncio.to_thread(
-                run, sys.executable, "-m", "penstock.cli", *f"ctl top --once --router {address}:7400".split()
+                run, sys.executable, "-m", "penstock.cli", *f"ctl top --json --router unix:{sockets}/router-1".split()
             )
             assert shown.returncode == 0, shown.stderr
-            assert f"{address}:7420" in shown.stdout and f"{address}:7410" in shown.stdout
+            assert f"{sockets}/decode-1" in shown.stdout and f"{sockets}/prefill-1" in shown.stdout
             await started.end()
