@@ -6,7 +6,7 @@ can load or raises `CheckpointError` with the file and the reason.
 
 from penstock.checkpoint.adapter import AdaptedPart, AdapterCheckpoint, adapter_of_rank, inspect_adapter
 from penstock.checkpoint.attention import KvForm, Latent, Temperature
-from penstock.checkpoint.directory import Checkpoint, RankPart, inspect
+from penstock.checkpoint.directory import Checkpoint, Rank, RankPart, inspect
 from penstock.checkpoint.draft_head import HEAD_EMBEDDING, HeadCheckpoint, inspect_head
 from penstock.checkpoint.errors import CheckpointError
 from penstock.checkpoint.experts import Experts
@@ -16,7 +16,7 @@ from penstock.checkpoint.model_config import ModelConfig
 from penstock.checkpoint.naming import LayerNames, layer_names
 from penstock.checkpoint.remembered import remembered_fingerprint
 from penstock.checkpoint.rope import Rope
-from penstock.checkpoint.split import TensorCut, check_split, part_of
+from penstock.checkpoint.split import TensorCut, check_expert_groups, check_split, part_of
 from penstock.checkpoint.tensors import EMBEDDING, HEAD, TensorInfo
 from penstock.checkpoint.tokenizer_file import tokenizer_file
 
@@ -35,12 +35,14 @@ __all__ = [
     "Latent",
     "LayerNames",
     "ModelConfig",
+    "Rank",
     "RankPart",
     "Rope",
     "Temperature",
     "TensorCut",
     "TensorInfo",
     "adapter_of_rank",
+    "check_expert_groups",
     "check_split",
     "fingerprint",
     "inspect",

@@ -16,7 +16,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from penstock.checkpoint.directory import Checkpoint
+from penstock.checkpoint.directory import Checkpoint, Rank
 from penstock.checkpoint.errors import CheckpointError
 from penstock.checkpoint.files import read_object
 from penstock.checkpoint.fingerprint import add_file
@@ -114,10 +114,10 @@ def inspect_adapter(path: str | Path, config: ModelConfig) -> AdapterCheckpoint:
     return AdapterCheckpoint(directory, file, parts, _fingerprint(file, parts))
 
 
-def adapter_of_rank(found: AdapterCheckpoint, checkpoint: Checkpoint, rank: int, ranks: int) -> AdapterCheckpoint:
-    """What rank `rank` of `ranks` has of an adapter of a whole model, see split. What leads to a matrix that is cut by
+def adapter_of_rank(found: AdapterCheckpoint, checkpoint: Checkpoint, rank: Rank) -> AdapterCheckpoint:
+    """What a rank has of an adapter of a whole model, see split. What leads to a matrix that is cut by
     rows is there whole, and so is what leads away from one that is cut by columns."""
-    own, cuts = config_of_rank(checkpoint.config, rank, ranks), cuts_of(checkpoint, rank, ranks)
+    own, cuts = config_of_rank(checkpoint.config, rank), cuts_of(checkpoint, rank)
     names, parts = layer_names(own), []
     for layer, adapted in groupby(found.parts, lambda part: part.layer):
         matrices = layer_matrices(own, layer)

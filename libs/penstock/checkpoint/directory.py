@@ -27,11 +27,25 @@ from penstock.checkpoint.tokenizer_file import tokenizer_file
 
 
 @dataclass(frozen=True, slots=True)
+class Rank:
+    """One of several processes that compute a model together."""
+
+    number: int
+    ranks: int
+    expert_groups: int = 1
+    """Experts are divided among so many groups of ranks; the ranks of a group divide each."""
+
+    @property
+    def beside(self) -> int:
+        """Ranks that have the same experts."""
+        return self.ranks // self.expert_groups
+
+
+@dataclass(frozen=True, slots=True)
 class RankPart:
     """What one of several processes has of a model, see split."""
 
-    rank: int
-    ranks: int
+    rank: Rank
     pieces: Mapping[str, tuple[TensorInfo, ...]]
     """What it has of each tensor that is cut, put one behind the other along the axis that was cut."""
     fingerprint: str
@@ -65,7 +79,7 @@ class Checkpoint:
     @property
     def adds(self) -> bool:
         """Whether this process adds the biases of what is summed over all."""
-        return self.part is None or self.part.rank == 0
+        return self.part is None or self.part.rank.number == 0
 
     def pieces(self, name: str) -> tuple[TensorInfo, ...]:
         """What this process has of a tensor."""

@@ -33,6 +33,13 @@ class Experts:
     """Inner size of a block that all tokens go through as well; 0: there is none."""
     weighs_inputs: bool = False
     """The weight multiplies what goes into an expert instead of what comes out (Llama 4)."""
+    held: range | None = None
+    """Those that this process has; None: all."""
+
+    @property
+    def own(self) -> range:
+        """Their numbers, of those that this process has."""
+        return range(self.count) if self.held is None else self.held
 
 
 def parse_experts(read: Reader, family: Family, layers: int) -> Experts | None:

@@ -21,6 +21,7 @@ _LATER: dict[str, object] = {
     "scaling": 1.0,
     "shared_size": 0,
     "weighs_inputs": False,
+    "held": None,
     "interleaved": False,
     "latent": None,
     "chunked": False,

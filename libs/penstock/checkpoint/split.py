@@ -3,7 +3,7 @@
 Each has some of the attention's heads and a part of the inner size of every feed-forward block: rows of the matrices
 that lead there, columns of those that lead back. What comes back is summed over all. The last matrix is cut by tokens;
 norms, routers and what makes the common vector of latent attention are there whole, and so is the embedding, of which
-rows are read when they are needed.
+rows are read when they are needed. Experts may be divided among groups of ranks instead, whole ones to each.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from penstock.checkpoint.directory import Checkpoint, RankPart
+from penstock.checkpoint.directory import Checkpoint, Rank, RankPart
+from penstock.checkpoint.experts import Experts
 from penstock.checkpoint.model_config import ModelConfig
 from penstock.checkpoint.naming import layer_names
 from penstock.checkpoint.tensors import EMBEDDING, HEAD
@@ -30,6 +31,16 @@ def check_split(config: ModelConfig, ranks: int) -> None:
         raise ValueError(f"must divide the {heads} attention heads of the model")
     if kv_heads % ranks and ranks % kv_heads:
         raise ValueError(f"must divide the {kv_heads} KV heads of the model, or be a multiple of them")
+
+
+def check_expert_groups(config: ModelConfig, rank: Rank) -> None:
+    """Raises ValueError when the experts can't be divided among so many groups; it says what would be right."""
+    if rank.expert_groups == 1:
+        return
+    if config.experts is None:
+        raise ValueError("must be 1: the model has no experts")
+    if rank.ranks % rank.expert_groups or config.experts.count % rank.expert_groups:
+        raise ValueError(f"must divide the {rank.ranks} ranks and the {config.experts.count} experts of the model")
 
 
 def share(total: int, ranks: int, rank: int) -> range:
@@ -53,16 +64,16 @@ def heads_of_rank(heads: int, ranks: int, rank: int) -> range:
     return range(rank * heads // ranks, (rank + 1) * heads // ranks)
 
 
-def part_of(checkpoint: Checkpoint, rank: int, ranks: int, fingerprint: str) -> Checkpoint:
-    """What rank `rank` of `ranks` has of a model that `check_split` has passed; its `config` says of what size. The
-    fingerprint is the whole model's."""
+def part_of(checkpoint: Checkpoint, rank: Rank, fingerprint: str) -> Checkpoint:
+    """What a rank has of a model that `check_split` has passed; its `config` says of what size. The fingerprint is the
+    whole model's."""
     pieces = {}
-    for name, cut in cuts_of(checkpoint, rank, ranks).items():
+    for name, cut in cuts_of(checkpoint, rank).items():
         tied = name == HEAD and checkpoint.config.tied
         tensor = checkpoint.tensors[EMBEDDING if tied else name]
         pieces[name] = tuple(tensor.cut(cut.axis, part) for part in cut.parts)
-    own = config_of_rank(checkpoint.config, rank, ranks)
-    return replace(checkpoint, config=own, part=RankPart(rank, ranks, pieces, fingerprint))
+    own = config_of_rank(checkpoint.config, rank)
+    return replace(checkpoint, config=own, part=RankPart(rank, pieces, fingerprint))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,30 +84,43 @@ class TensorCut:
     parts: tuple[range, ...]
 
 
-def cuts_of(checkpoint: Checkpoint, rank: int, ranks: int) -> dict[str, TensorCut]:
-    """What rank `rank` of `ranks` has of each tensor of a whole model that is cut, by name."""
-    return dict(_Cuts(checkpoint, rank, ranks).all())
+def cuts_of(checkpoint: Checkpoint, rank: Rank) -> dict[str, TensorCut]:
+    """What a rank has of each tensor of a whole model that is cut, by name."""
+    return dict(_Cuts(checkpoint, rank).all())
 
 
-def config_of_rank(config: ModelConfig, rank: int, ranks: int) -> ModelConfig:
+def config_of_rank(config: ModelConfig, rank: Rank) -> ModelConfig:
     """Says of what size the part of a rank is."""
+    ranks, number = rank.ranks, rank.number
 
     def size(total: int) -> int:
-        return len(share(total, ranks, rank))
+        return len(share(total, ranks, number))
 
     experts = config.experts
     if experts is not None:
-        inner, shared = size(experts.intermediate_size), size(experts.shared_size) if experts.shared_size else 0
-        experts = replace(experts, intermediate_size=inner, shared_size=shared)
+        inner, shared = len(_inner(experts, rank)), size(experts.shared_size) if experts.shared_size else 0
+        experts = replace(experts, intermediate_size=inner, shared_size=shared, held=_experts(experts, rank))
     return replace(
         config,
         vocab_size=size(config.vocab_size),
         intermediate_size=size(config.intermediate_size),
-        n_heads=len(heads_of_rank(config.n_heads, ranks, rank)),
-        n_kv_heads=len(heads_of_rank(config.n_kv_heads, ranks, rank)),
+        n_heads=len(heads_of_rank(config.n_heads, ranks, number)),
+        n_kv_heads=len(heads_of_rank(config.n_kv_heads, ranks, number)),
         tied=False,
         experts=experts,
     )
+
+
+def _experts(experts: Experts, rank: Rank) -> range:
+    """Those that a rank has."""
+    each = experts.count // rank.expert_groups
+    first = rank.number // rank.beside * each
+    return range(first, first + each)
+
+
+def _inner(experts: Experts, rank: Rank) -> range:
+    """What a rank has of the inner size of each of them."""
+    return share(experts.intermediate_size, rank.beside, rank.number % rank.beside)
 
 
 _Named = tuple[str, TensorCut]
@@ -105,11 +129,12 @@ _Named = tuple[str, TensorCut]
 class _Cuts:
     """Of the tensors that are cut, with their names."""
 
-    def __init__(self, checkpoint: Checkpoint, rank: int, ranks: int) -> None:
+    def __init__(self, checkpoint: Checkpoint, rank: Rank) -> None:
         self._tensors = checkpoint.tensors
         self._config = checkpoint.config
         self._names = layer_names(checkpoint.config)
-        self._rank, self._ranks = rank, ranks
+        self._whole = rank
+        self._rank, self._ranks = rank.number, rank.ranks
 
     def all(self) -> Iterator[_Named]:
         config = self._config
@@ -141,23 +166,24 @@ class _Cuts:
     def _feed_forward(self, prefix: str, layer: int) -> Iterator[_Named]:
         config, names, experts = self._config, self._names, self._config.experts
         if experts is None or not experts.layers[layer]:
-            yield from self._block(prefix, names.gate_up, names.down, config.intermediate_size)
+            yield from self._block(prefix, names.gate_up, names.down, *self._both(config.intermediate_size))
             return
         if experts.shared_size:
-            yield from self._block(prefix, names.shared_gate_up, names.shared_down, experts.shared_size)
-        inner = experts.intermediate_size
+            yield from self._block(prefix, names.shared_gate_up, names.shared_down, *self._both(experts.shared_size))
+        inner, own = experts.intermediate_size, _inner(experts, self._whole)
         if names.all_gate_up is not None and names.all_down is not None:
-            own = self._share(inner)
             ups = range(inner + own.start, inner + own.stop)
             yield from self._columns(f"{prefix}{names.all_gate_up}", 2, (own, ups))
             yield from self._columns(f"{prefix}{names.all_down}", 1, (own,))
             return
-        for expert in range(experts.count):
+        for expert in _experts(experts, self._whole):
             gate_up = [name.format(expert) for name in names.expert_gate_up]
-            yield from self._block(prefix, gate_up, names.expert_down.format(expert), inner)
+            yield from self._block(prefix, gate_up, names.expert_down.format(expert), inner, own)
 
-    def _block(self, prefix: str, gate_up: Sequence[str], down: str, inner: int) -> Iterator[_Named]:
-        own = self._share(inner)
+    def _both(self, inner: int) -> tuple[int, range]:
+        return inner, self._share(inner)
+
+    def _block(self, prefix: str, gate_up: Sequence[str], down: str, inner: int, own: range) -> Iterator[_Named]:
         yield from self._rows(prefix, gate_up, (inner, inner), (own, own))
         yield from self._columns(f"{prefix}{down}.weight", 1, (own,))
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from penstock.checkpoint import Checkpoint, ModelConfig, check_split
+from penstock.checkpoint import Checkpoint, ModelConfig, Rank, check_expert_groups, check_split
 from penstock.engine.config import EngineSettings
 from penstock.engine.errors import RequestRefused, RequestTooLong
 from penstock.engine.kernels.cpu.shapes import misfit
@@ -60,7 +60,7 @@ def settled(settings: AnySettings, checkpoint: Checkpoint) -> AnySettings:
         own = "float32" if checkpoint.dtype == "F32" else "bfloat16"
         settings = replace(settings, dtype=own)
     _check_model(settings, checkpoint.config)
-    if settings.tp > 1 and checkpoint.part is None:
+    if max(settings.tp, settings.ep) > 1 and checkpoint.part is None:
         _check_ranks(settings, checkpoint.config)
         settings = replace(settings, threads=settings.threads or max(1, available_cores() // settings.tp))
     return settings
@@ -81,6 +81,10 @@ def _check_ranks(settings: EngineSettings, model: ModelConfig) -> None:
         check_split(model, settings.tp)
     except ValueError as error:
         raise ConfigError("tp", settings.tp, str(error)) from error
+    try:
+        check_expert_groups(model, Rank(0, settings.tp, settings.ep))
+    except ValueError as error:
+        raise ConfigError("ep", settings.ep, str(error)) from error
     if settings.device != "cpu":
         raise ConfigError("tp", settings.tp, f"needs device cpu, not {settings.device}")
 

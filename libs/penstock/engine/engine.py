@@ -249,6 +249,16 @@ class Engine:
         return self._runner.memory.finite(block)
 
     @property
+    def expert_imbalance(self) -> float:
+        """Rows of the busiest of the groups among which experts are divided : the average of all; 0 where no rows of
+        experts were counted yet."""
+        rows: Sequence[int] = getattr(self._runner, "expert_rows", ())
+        groups = self.config.ep
+        each = len(rows) // groups
+        sums = [sum(rows[first : first + each]) for first in range(0, len(rows), each)] if each else []
+        return max(sums) * groups / sum(sums) if any(sums) else 0.0
+
+    @property
     def prefill_tokens_per_s(self) -> float:
         """As in the statistics."""
         return self._counters.prefill_tokens_per_s

@@ -280,6 +280,7 @@ class WorkerMetrics(StoringMetrics):
     PREFILL_RATE = "penstock_prefill_tokens_per_second"
     BUSY_S = "penstock_worker_busy_seconds"
     KV_TOKENS = "penstock_kv_capacity_tokens"
+    EXPERT_IMBALANCE = "penstock_expert_imbalance"
     ADAPTERS = "penstock_adapters"
     ADAPTERS_HELD = "penstock_adapters_in_memory"
     ADAPTER_BYTES = "penstock_adapter_bytes"
@@ -305,6 +306,7 @@ class WorkerMetrics(StoringMetrics):
         PREFILL_RATE: Scraped("Tokens of prompts that it computes in a second; 0 until measured"),
         BUSY_S: Scraped("Seconds in which it computed steps", total=True),
         KV_TOKENS: Scraped("Tokens whose KV its page pool holds"),
+        EXPERT_IMBALANCE: Scraped("Rows at experts of the busiest of the groups that --ep makes : the average of all"),
         ADAPTERS: Scraped("LoRA adapters that requests can name"),
         ADAPTERS_HELD: Scraped("Those of them that are in memory"),
         ADAPTER_BYTES: Scraped("Bytes of the adapters in memory"),

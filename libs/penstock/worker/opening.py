@@ -164,6 +164,7 @@ def _figures(engine: Engine) -> dict[str, float]:
         WorkerMetrics.PREFILL_RATE: rate,
         WorkerMetrics.BUSY_S: stats.busy_s,
         WorkerMetrics.KV_TOKENS: stats.total_pages * engine.spec.block_size,
+        WorkerMetrics.EXPERT_IMBALANCE: engine.expert_imbalance,
         WorkerMetrics.ADAPTERS: len(engine.adapters.names),
         WorkerMetrics.ADAPTERS_HELD: engine.adapters.in_memory,
         WorkerMetrics.ADAPTER_BYTES: engine.adapters.nbytes,

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.checkpoint import TensorInfo, check_split, inspect, part_of
+from penstock.checkpoint import Rank, TensorInfo, check_expert_groups, check_split, inspect, part_of
 from penstock.checkpoint.split import heads_of_rank, share
+from penstock.engine.models.loading import all_stacks
 from penstock.testing.checkpoints import TinyModel, write_checkpoint
 
 FILE = Path("file")
@@ -82,17 +83,22 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+def matrix_bytes(checkpoint):
+    """Of the layers' matrices that a process reads."""
+    return sum(part.nbytes for stack in all_stacks(checkpoint) if stack.name != "head" for part in stack.parts)
+
+
+@pytest.mark.parametrize(("ranks", "groups"), [(2, 1), (4, 1), (2, 2), (4, 2)])
 @pytest.mark.parametrize("name", MODELS)
-def test_each_rank_reads_its_part_of_the_layers(tmp_path, name, ranks):
+def test_each_rank_reads_its_part_of_the_layers(tmp_path, name, ranks, groups):
     """All but the embedding, of which rows are read when they are needed, norms, routers and KV heads that several
     have."""
     checkpoint = inspect(write_checkpoint(tmp_path / "model", MODELS[name]))
-    parts = [part_of(checkpoint, rank, ranks, "f").part for rank in range(ranks)]
-    names = set(parts[0].pieces)
-    cut = [name for name in names if not name.startswith("lm_head")]
-    own = [sum(piece.nbytes for name in cut for piece in part.pieces[name]) for part in parts]
-    total = sum(checkpoint.tensors[name].nbytes for name in cut)
+    if groups > 1 and checkpoint.config.experts is None:
+        pytest.skip("there are no experts")
+    parts = [part_of(checkpoint, Rank(rank, ranks, groups), "f") for rank in range(ranks)]
+    names = {name for part in parts for name in part.part.pieces}
+    own, total = [matrix_bytes(part) for part in parts], matrix_bytes(checkpoint)
     again = max(1, ranks // checkpoint.config.n_kv_heads)
     assert max(own) < 1.1 * total / ranks * (1 if again == 1 else 1.4)
     left = {name for name in checkpoint.tensors if name not in names}
@@ -127,3 +133,20 @@ def test_what_cannot_be_cut_is_refused(tmp_path, fields, ranks, reason):
     config = inspect(write_checkpoint(tmp_path / "model", TinyModel(**fields))).config
     with pytest.raises(ValueError, match=reason):
         check_split(config, ranks)
+
+
+@pytest.mark.parametrize(
+    ("name", "groups", "reason"),
+    [("llama", 2, "must be 1: the model has no experts"), ("experts", 3, "must divide the 4 ranks and the 4 experts")],
+)
+def test_experts_that_cannot_be_divided_are_refused(tmp_path, name, groups, reason):
+    config = inspect(write_checkpoint(tmp_path / "model", MODELS[name])).config
+    with pytest.raises(ValueError, match=reason):
+        check_expert_groups(config, Rank(0, 4, groups))
+
+
+def test_groups_have_whole_experts_and_their_ranks_divide_each(tmp_path):
+    checkpoint = inspect(write_checkpoint(tmp_path / "model", MODELS["experts"]))
+    parts = [part_of(checkpoint, Rank(rank, 4, 2), "f").config.experts for rank in range(4)]
+    assert [part.own for part in parts] == [range(2), range(2), range(2, 4), range(2, 4)]
+    assert [part.intermediate_size for part in parts] == [checkpoint.config.experts.intermediate_size // 2] * 4

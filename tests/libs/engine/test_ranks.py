@@ -39,13 +39,18 @@ MODELS = {
     ),
     "llama 4": TINY_LLAMA_4,
 }
-CASES = [(name, 2, True) for name in MODELS] + [
-    ("one KV head", 4, True),
-    ("deepseek", 4, True),
-    ("llama", 2, False),
-    ("mixtral", 4, False),
+CASES = [(name, 2, 1, True) for name in MODELS] + [
+    ("one KV head", 4, 1, True),
+    ("deepseek", 4, 1, True),
+    ("llama", 2, 1, False),
+    ("mixtral", 4, 1, False),
+    ("mixtral", 2, 2, True),
+    ("mixtral", 4, 2, True),
+    ("mixtral", 4, 4, False),
+    ("deepseek", 4, 2, True),
+    ("llama 4", 2, 2, True),
 ]
-"""The last say whether there are kernels."""
+"""Ranks, groups of whole experts, and whether there are kernels."""
 
 
 def config_of(directory, **fields):
@@ -53,8 +58,8 @@ def config_of(directory, **fields):
     return EngineConfig(model=directory, **{**sizes, "draft_timeout_s": 30, "draft_always": True, **fields})
 
 
-@pytest.mark.parametrize(("name", "ranks", "kernels"), CASES)
-async def test_split_engine_says_the_same(tmp_path, kit, name, ranks, kernels):
+@pytest.mark.parametrize(("name", "ranks", "groups", "kernels"), CASES)
+async def test_split_engine_says_the_same(tmp_path, kit, name, ranks, groups, kernels):
     """Logprobs to 1e-4 in float32: prompts in chunks, together, with a prefix that an engine in one process has
     computed, and with drafts; and that engine goes on from what the split one has computed."""
     directory = write_checkpoint(tmp_path / "model", MODELS[name])
@@ -67,7 +72,7 @@ async def test_split_engine_says_the_same(tmp_path, kit, name, ranks, kernels):
         alone = kit.Sink()
         said = await kit.read(whole, long, sink=alone)
     right = said.ids[:4]
-    async with Engine.open(replace(config, tp=ranks), wrong, in_threads) as split:
+    async with Engine.open(replace(config, tp=ranks, ep=groups), wrong, in_threads) as split:
         assert split.spec == whole.spec
         for found, wanted in zip(await kit.read_all(split, requests), expected, strict=True):
             kit.assert_same(found, wanted)
@@ -79,6 +84,8 @@ async def test_split_engine_says_the_same(tmp_path, kit, name, ranks, kernels):
         cold = kit.Sink()
         kit.assert_same(await kit.read(split, kit.renamed(long, "cold"), sink=cold), said)
         assert split.stats().drafted > 0
+        sparse = split.checkpoint.config.experts is not None
+        assert 1 <= split.expert_imbalance < groups if groups > 1 else split.expert_imbalance == float(sparse)
     assert len(cold.blocks) == len(alone.blocks) > 9
     async with Engine.open(config) as whole:
         blocks = [cold.blocks[number] for number in range(11)]

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from penstock.checkpoint import EMBEDDING, inspect, part_of
+from penstock.checkpoint import EMBEDDING, Rank, inspect, part_of
 from penstock.checkpoint.files import read_object
 from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
@@ -96,7 +96,7 @@ def test_ranks_hold_what_a_split_gives_them(name: str, ranks: int, tmp_path: Pat
     checkpoint, model = inspect(directory), describe(directory)
     split = PlannedSplit(tensor=ranks)
     slabs = [slab for slab in slabs_of(model.config, model.forms, "float32") if slab.layer >= 0]
-    part = part_of(checkpoint, ranks - 1, ranks, "").part
+    part = part_of(checkpoint, Rank(ranks - 1, ranks), "").part
     assert part is not None
     whole = [info for tensor, info in checkpoint.tensors.items() if tensor not in (*part.pieces, EMBEDDING)]
     cut = [info for pieces in part.pieces.values() for info in pieces]

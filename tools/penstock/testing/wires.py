@@ -86,6 +86,8 @@ class CuttableWire:
                 if self.delay_s:
                     await asyncio.sleep(self.delay_s)
                 await self._open.wait()
+                if writer.transport.is_closing():  # uvloop's raises then
+                    return
                 writer.write(piece)
                 await writer.drain()
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from penstock.checkpoint import (
     AdapterCheckpoint,
     CheckpointError,
+    Rank,
     adapter_of_rank,
     inspect,
     inspect_adapter,
@@ -47,7 +48,8 @@ class Following:
         config = setup.engine
         whole = inspect(config.model, config.max_model_len or None)
         self.setup, self.config, self.whole = setup, config, whole
-        self.checkpoint = part_of(whole, setup.rank, setup.ranks, setup.fingerprint)
+        self._rank = Rank(setup.rank, setup.ranks, config.ep)
+        self.checkpoint = part_of(whole, self._rank, setup.fingerprint)
         model = whole.config
         self.vocab_size = model.vocab_size
         layout = Layout.gapless(config.pages + 1, PageMemory.page_bytes(model, config.block_size, CACHE[config.kv]))
@@ -82,7 +84,7 @@ class Following:
 
     def adapter(self, found: AdapterCheckpoint) -> AdapterCheckpoint:
         """What this rank has of it."""
-        return adapter_of_rank(found, self.whole, self.setup.rank, self.setup.ranks)
+        return adapter_of_rank(found, self.whole, self._rank)
 
     def forget_adapter(self, fingerprint: str) -> None:
         """Rank 0 alone says what is forgotten."""

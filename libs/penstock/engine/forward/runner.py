@@ -157,6 +157,11 @@ class Runner:
                 ranks=among.shared.args,
             )
 
+    @property
+    def expert_rows(self) -> Sequence[int]:
+        """Of each expert, how many rows it was given so far; empty where there are none, or they are not counted."""
+        return () if self._expert_rows is None else self._expert_rows.tolist()
+
     def _load_on_device(self, checkpoint: Checkpoint, config: EngineConfig) -> None:
         from penstock.engine.kernels.cuda import setup as cuda  # imported only for CUDA devices
 
@@ -184,6 +189,7 @@ class Runner:
     def _build(self, model: ModelConfig, config: EngineConfig, weights: Weights, compute: torch.dtype) -> None:
         """`compute` is the type of activations."""
         self._adapter_dtype = _WEIGHTS[config.dtype]
+        self._expert_rows = weights.expert_rows
         place = self.memory.data.device
         self._compute, self._place = compute, place
         self.decoder = Decoder(model, weights, config.context(model.max_positions), compute)
@@ -348,7 +354,7 @@ def _form(checkpoint: Checkpoint, config: EngineConfig, machine: Machine) -> str
 def _weight_bytes(checkpoint: Checkpoint) -> int:
     """About as many as this process loads."""
     size = sum(file.stat().st_size for file in checkpoint.weight_files)
-    return size if checkpoint.part is None else size // checkpoint.part.ranks
+    return size if checkpoint.part is None else size // checkpoint.part.rank.ranks
 
 
 def _rounded(_: Stack, matrix: Callable[[], Tensor], bias: Tensor | None) -> tuple[Matrix, Tensor | None]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -28,9 +30,9 @@ class Routed:
     router: Tensor
     """[hidden, experts]."""
     gate_up: Tensor | Sequence[Matrix]
-    """[experts, hidden, 2 * inner], or a matrix for each expert."""
+    """[experts, hidden, 2 * inner], or a matrix for each expert; of those that the process has."""
     down: Tensor | Sequence[Matrix]
-    """[experts, inner, hidden], or a matrix for each expert."""
+    """[experts, inner, hidden], or a matrix for each expert; likewise."""
     rule: Experts
     """How tokens choose."""
     correction: Tensor | None = None
@@ -39,6 +41,8 @@ class Routed:
     """What all tokens go through as well."""
     grouped: bool = False
     """Computed by `grouped`; the matrices are tensors then."""
+    rows: npt.NDArray[np.int64] | None = None
+    """[experts]: how many rows each was given so far, in all layers; None: they are not counted."""
 
 
 def feed_forward(x: Tensor, block: Dense | Routed, activation: str) -> Tensor:
@@ -54,7 +58,8 @@ def routed(x: Tensor, block: Routed, activation: str) -> Tensor:
     """Each token through its best experts, weighted by the router (Shazeer et al., 2017).
 
     Tokens are sorted by expert, so that every expert in use is one call over its tokens; the outputs of a token's
-    experts are summed in float32, always in the order of the experts. On a GPU the step waits for the router: the host
+    experts are summed in float32, always in the order of the experts. Of experts that other processes have it computes
+    nothing. On a GPU the step waits for the router: the host
     has to know how many tokens go where. `grouped` does not.
     """
     rule = block.rule
@@ -62,19 +67,23 @@ def routed(x: Tensor, block: Routed, activation: str) -> Tensor:
     order = chosen.flatten().argsort(stable=True)
     tokens = order // rule.per_token
     shares = shares.flatten().index_select(0, order).unsqueeze(1)
-    counts = torch.bincount(chosen.flatten(), minlength=block.router.shape[1]).tolist()
+    counted = torch.bincount(chosen.flatten(), minlength=block.router.shape[1])
+    if block.rows is not None:
+        block.rows += counted.numpy()
+    counts = counted.tolist()
     mixed = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     first = 0
     for expert, count in enumerate(counts):
-        if count:
+        if count and expert in rule.own:
             own = slice(first, first + count)
             given = x.index_select(0, tokens[own])
             if rule.weighs_inputs:
                 given = given * shares[own].to(x.dtype)
-            inner = _gated(linear(given, block.gate_up[expert]), activation)
-            said = linear(inner, block.down[expert])
+            place = expert - rule.own.start
+            inner = _gated(linear(given, block.gate_up[place]), activation)
+            said = linear(inner, block.down[place])
             mixed.index_add_(0, tokens[own], said.float() if rule.weighs_inputs else said * shares[own])
-            first += count
+        first += count
     return mixed.to(x.dtype)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from penstock.engine.layers.embedding import Embedding
@@ -56,3 +58,5 @@ class Weights:
     norm: Tensor
     head: Matrix
     """[hidden, vocab], not scaled when it is the embedding."""
+    expert_rows: npt.NDArray[np.int64] | None = None
+    """[experts]: see Routed; None: there are none, or they are not counted."""

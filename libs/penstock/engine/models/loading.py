@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -123,7 +124,13 @@ def load_weights(
         embedding = Embedding(files.one(EMBEDDING) if table is None else table, dtype, config.embedding_scale)
         head, _ = kept(head_stack(checkpoint))
         layers = [_layer(files, checkpoint, number, kept, compute or dtype) for number in range(config.n_layers)]
-        return Weights(embedding, layers, files.norm("model.norm.weight"), head)
+        rows = None
+        if config.experts is not None and device.type == "cpu":
+            rows = np.zeros(config.experts.count, np.int64)
+            for layer in layers:
+                if isinstance(layer.mlp, Routed):
+                    layer.mlp.rows = rows
+        return Weights(embedding, layers, files.norm("model.norm.weight"), head, rows)
 
 
 def stack_of(checkpoint: Checkpoint, name: str, prefix: str, *names: str) -> Stack:
@@ -155,7 +162,7 @@ def expert_stacks(checkpoint: Checkpoint, number: int, name: str) -> list[Stack]
     config, prefix = checkpoint.config, f"model.layers.{number}."
     if config.experts is None or not _routed(config, number):
         return []
-    names, every = layer_names(config), range(config.experts.count)
+    names, every = layer_names(config), config.experts.own
     own = {"gate_up": names.expert_gate_up, "down": (names.expert_down,)}[name]
     whole = {"gate_up": names.all_gate_up, "down": names.all_down}[name]
     if whole is not None:

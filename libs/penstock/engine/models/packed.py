@@ -79,7 +79,9 @@ def _name(checkpoint: Checkpoint, kind: str) -> str:
     """Of the file in the cache."""
     if (part := checkpoint.part) is None:
         return f"{remembered_fingerprint(checkpoint)[:32]}-{kind}"
-    return f"{part.fingerprint[:32]}-{kind}-{part.rank}-of-{part.ranks}"
+    rank = part.rank
+    groups = f"-in-{rank.expert_groups}" if rank.expert_groups > 1 else ""
+    return f"{part.fingerprint[:32]}-{kind}-{rank.number}-of-{rank.ranks}{groups}"
 
 
 class _Job:

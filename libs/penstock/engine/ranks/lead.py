@@ -24,6 +24,7 @@ from penstock.checkpoint import (
     Checkpoint,
     CheckpointError,
     ModelConfig,
+    Rank,
     adapter_of_rank,
     part_of,
 )
@@ -81,10 +82,11 @@ class Lead:
         self.vocab_size = whole.vocab_size
         self.memory = memory
         self.window = PageWindow(memory, heads_of_rank(whole.kv.heads, ranks, 0))
-        self.checkpoint = part_of(checkpoint, 0, ranks, fingerprint)
+        self._rank = Rank(0, ranks, config.ep)
+        self.checkpoint = part_of(checkpoint, self._rank, fingerprint)
         """What rank 0 has of the model."""
         self._columns = [len(share(whole.vocab_size, ranks, rank)) for rank in range(ranks)]
-        self._whole, self._ranks = checkpoint, ranks
+        self._whole = checkpoint
         self._teller = StepTeller()
         self._turn = Lock()
         """Whoever has it talks with the others, until they have answered."""
@@ -173,7 +175,7 @@ class Lead:
             reasons = [follower.answer() for follower in self._followers]
         for reason in filter(None, reasons):
             raise CheckpointError(found.file, reason)
-        return adapter_of_rank(found, self._whole, 0, self._ranks)
+        return adapter_of_rank(found, self._whole, self._rank)
 
     def forget_adapter(self, fingerprint: str) -> None:
         """The others let go of an adapter with the next message. Callable from any thread."""

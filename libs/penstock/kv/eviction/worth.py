@@ -97,10 +97,11 @@ class Worth(Generic[BlockT]):
         return self._offers
 
     def block_stored(self, block: BlockT) -> None:
-        """Adds the uses that the block had before an eviction, and records this one for the learned rates."""
+        """Adds the uses that the block had before an eviction, and records this one for the learned rates. One that
+        comes from another tier brings a count of the same uses."""
         before = self._gone.pop(block.key, None)
         if before is not None:
-            block.uses += before + 1
+            block.uses = max(block.uses, before + 1)
         self._times.use(block.key, _group(block), block.used_at)
 
     def block_removed(self, block: BlockT) -> None:

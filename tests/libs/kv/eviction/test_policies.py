@@ -299,6 +299,17 @@ def test_what_was_evicted_is_remembered_when_it_comes_back() -> None:
     assert again.uses == 3
 
 
+def test_a_block_that_moves_between_tiers_is_not_counted_anew_each_time() -> None:
+    """It comes back from the other tier with the uses that it had when it left."""
+    policy: Worth[Item] = Worth(lambda: 5.0)
+    item = Item(key(1), uses=2)
+    for move in range(40):
+        policy.block_stored(item)
+        assert item.uses == 2 + move
+        policy.block_removed(item)
+        item = Item(key(1), uses=item.uses)
+
+
 def test_a_policy_remembers_a_bounded_number_of_keys_and_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worth, "_REMEMBERED", 10)
     policy: Worth[Item] = Worth(lambda: 5.0)

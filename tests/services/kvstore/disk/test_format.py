@@ -34,6 +34,11 @@ def test_what_is_packed_is_parsed(header: Header) -> None:
     assert parse(page, MARK, header.length) == header
 
 
+def test_more_uses_than_a_header_has_room_for_are_the_most_that_it_has() -> None:
+    header = Header(bytes(32), bytes(32), bytes(16), bytes(16), 0, 16, 64, 1, 0.0, 2**32)
+    assert parse(pack(header, MARK), MARK, 64) == replace(header, uses=2**32 - 1)
+
+
 @given(HEADERS, st.integers(0, PAGE - 1), st.integers(1, 255))
 def test_a_flipped_byte_is_found_out_or_means_nothing(header: Header, at: int, flip: int) -> None:
     page = bytearray(pack(header, MARK))

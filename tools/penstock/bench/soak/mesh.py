@@ -25,6 +25,7 @@ from penstock.cli.redis_server import own_redis
 from penstock.cli.running import serving
 from penstock.cli.supervisor import ChildChange, ChildState, Patience, Supervisor, supervised
 from penstock.cli.view import View
+from penstock.engine.config import EngineSettings
 from penstock.runtime.addresses import HostPort, SocketAddress, socket_address
 from penstock.testing.keys import key_file
 from penstock.testing.wires import MeshWires
@@ -36,6 +37,9 @@ REDIS = "redis"
 _PLACES = 4
 _HANDS_OFF = ("--local-prefill-tokens", "64")
 """Prompts of the embedded model are short, and some of them shall be computed elsewhere."""
+_LOOKED_UP, _DRAFTED_FOR = 1 << 16, 1 << 13
+"""Tokens of texts that a worker looks up drafts in, and those whose KV the draft service has room for. What is bounded
+shall be full early: what grows later is a leak."""
 _DISK_BYTES = 64 << 20
 _HOST_BYTES = 64 << 20
 _MOST_LINES = 60
@@ -190,6 +194,7 @@ def _mesh_options(options: SoakOptions, directory: Path) -> MeshOptions:
         server_key_file=server_key,
         hung_s=options.hung_s,
         log_level="warning",
+        engine=EngineSettings(lookup_tokens=_LOOKED_UP),
     )
 
 
@@ -200,6 +205,8 @@ def _told(child: ChildSpec, metrics: HostPort, terms: Path) -> ChildSpec:
         more += _HANDS_OFF
     if child.name.startswith("gateway"):
         more += ("--terms", str(terms))
+    if child.name.startswith("draft"):
+        more += ("--kv-pool-tokens", str(_DRAFTED_FOR))
     return replace(child, command=(*child.command, *more))
 
 

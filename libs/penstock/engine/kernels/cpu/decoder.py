@@ -77,6 +77,9 @@ class CompiledDecoder:
             head_dim=config.head_dim,
             intermediate=config.intermediate_size,
             experts=0 if experts is None else experts.count,
+            first_expert=0 if experts is None else experts.own.start,
+            own_experts=0 if experts is None else len(experts.own),
+            expert_rows=None if weights.expert_rows is None else weights.expert_rows.ctypes.data,
             per_token=0 if experts is None else experts.per_token,
             normalised=experts is not None and experts.normalised,
             expert_intermediate=0 if experts is None else experts.intermediate_size,
@@ -234,10 +237,10 @@ class CompiledDecoder:
         return {"gate_up": _args(block.gate_up), "down": _args(block.down)}
 
     def _routed(self, block: Routed) -> dict[str, int]:
-        count = block.rule.count
-        router = torch.nn.functional.pad(block.router.float().t(), (0, 0, 0, -count % _ROUTED))
+        router = torch.nn.functional.pad(block.router.float().t(), (0, 0, 0, -block.rule.count % _ROUTED))
         gate_ups, downs = [
-            (LinearArgs * count)(*(_args(matrix) for matrix in matrices)) for matrices in (block.gate_up, block.down)
+            (LinearArgs * len(matrices))(*(_args(matrix) for matrix in matrices))
+            for matrices in (block.gate_up, block.down)
         ]
         self._keep += [gate_ups, downs]
         return {"router": self._floats(router), "gate_ups": addressof(gate_ups), "downs": addressof(downs)}

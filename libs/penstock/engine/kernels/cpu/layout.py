@@ -70,8 +70,8 @@ class LayerArgs(Structure):
         ("gate_up", LinearArgs),  # all columns of gate, then those of up; neither in a layer of experts
         ("down", LinearArgs),
         ("router", FLOATS),  # [experts, up to a multiple of 4, hidden], zeros behind the last; null: there are none
-        ("gate_ups", pointer("const Linear")),  # [experts]
-        ("downs", pointer("const Linear")),  # [experts]
+        ("gate_ups", pointer("const Linear")),  # [own_experts]
+        ("downs", pointer("const Linear")),  # [own_experts]
         ("window", c_int32),  # tokens that a row looks at, itself included; 0: all
     )
 
@@ -99,6 +99,9 @@ class ModelArgs(Structure):
         ("head_dim", c_int32),
         ("intermediate", c_int32),
         ("experts", c_int32),  # in each layer that has some
+        ("first_expert", c_int32),  # this process has `own_experts` of them from here on
+        ("own_experts", c_int32),
+        ("expert_rows", pointer("int64_t")),  # [experts]: rows that have chosen each so far; null: there are none
         ("per_token", c_int32),  # experts that a row uses
         ("normalised", c_int32),  # the weights of a row's experts are made to sum to 1
         ("expert_intermediate", c_int32),

@@ -297,7 +297,8 @@ class Pass {
     for (int j = 0; j < some; ++j) share[j] /= total;
   }
 
-  // Sorts what rows have chosen by expert, and counts the chunks of the phases behind `number`.
+  // Sorts what rows have chosen by expert, and counts the chunks of the phases behind `number`. What they have chosen
+  // of other processes is left out.
   void arrange(const Rows &rows, int number) {
     routed_ = 0, blocks_ = 0;
     experts_.clear();
@@ -305,13 +306,15 @@ class Pass {
     const int all = rows.count() * model_.per_token;
     for (int at = 0; at < all; ++at) ++next[picks_[at] + 1];
     for (int expert = 0, begin = 0; expert < model_.experts; ++expert) {
-      const int some = next[expert + 1];
-      next[expert] = begin;
-      if (!some) continue;
-      experts_.push_back({expert, Rows(some, rows_.data(), model_.head.kind, begin)});
+      const int some = next[expert + 1], own = expert - model_.first_expert;
+      model_.expert_rows[expert] += some;
+      next[expert] = own >= 0 && own < model_.own_experts ? begin : -1;
+      if (!some || next[expert] < 0) continue;
+      experts_.push_back({own, Rows(some, rows_.data(), model_.head.kind, begin)});
       begin += some, blocks_ += experts_.back().rows.all_blocks();
     }
     for (int at = 0; at < all; ++at) {
+      if (next[picks_[at]] < 0) continue;
       const int place = next[picks_[at]]++;
       rows_[place] = rows.row(0, at / model_.per_token);
       shares_[place] = shares_[places() + at];

@@ -32,6 +32,7 @@ _TAG = b"penstock slab v1"
 _FIELDS = struct.Struct("<8sII32s32s32s16s16sIIQQdId")
 _HEADER_BYTES = _FIELDS.size + CHECKSUM_BYTES
 _EMPTY = bytes(len(_MAGIC))
+_MOST_USES = 2**32 - 1
 
 
 class Drop(Enum):
@@ -109,7 +110,7 @@ def pack(header: Header, mark: bytes) -> bytes:
         header.length,
         header.sequence,
         header.seconds,
-        header.uses,
+        min(header.uses, _MOST_USES),
         header.retained_until,
     )
     return (data + checksum(data)).ljust(PAGE, b"\0")
