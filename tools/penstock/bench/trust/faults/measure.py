@@ -95,9 +95,10 @@ def figures(strikes: Sequence[Strike], leaks: int) -> list[Figure]:
         figure("fault_back_s", [max(one.back_s for one in strikes)], "s", "worst", 5, lower_is_better=True),
     ]
     for act in ACTS:
-        pauses = [cell.pause_s for cell in cells if cell.act == act]
-        if pauses:
-            found.append(figure(pause_id(act), [max(pauses)], "s", "worst", 3, lower_is_better=True))
+        worst = max((cell for cell in cells if cell.act == act), key=lambda cell: cell.pause_s, default=None)
+        if worst is not None:
+            where = f"worst: {kind_of(worst.service)}, {worst.phase}"
+            found.append(figure(pause_id(act), [worst.pause_s], "s", where, 3, lower_is_better=True))
     return found
 
 
