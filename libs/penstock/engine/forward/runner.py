@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from penstock.checkpoint import EMBEDDING, AdapterCheckpoint, Checkpoint, ModelConfig
+from penstock.checkpoint import EMBEDDING, AdapterCheckpoint, Checkpoint, CheckpointError, ModelConfig
 from penstock.engine.adapters.loading import load_adapter
 from penstock.engine.checks import settled
 from penstock.engine.config import EngineConfig
@@ -203,10 +203,13 @@ class Runner:
 
     def load_adapter(self, found: AdapterCheckpoint) -> AdapterWeights:
         """Brings an adapter to where the model is. Callable from any thread. Raises CheckpointError."""
-        if self.ranks is not None:
-            found = self.ranks.adapter(found)
         kernels = self._compiled is not None
-        return load_adapter(found, self.layers, self._adapter_dtype, self._place, kernels=kernels)
+        try:
+            own = found if self.ranks is None else self.ranks.adapter(found)
+            return load_adapter(own, self.layers, self._adapter_dtype, self._place, kernels=kernels)
+        except CheckpointError:
+            self.forget_adapter(found.fingerprint)  # some ranks may have loaded their parts
+            raise
 
     def forget_adapter(self, fingerprint: str) -> None:
         """No step will have it until it is loaded again. Callable from any thread."""
