@@ -76,6 +76,8 @@ def test_an_architecture_counts_when_all_its_tests_have_passed():
     (found,) = families(f"<testsuites><testsuite>{''.join(cases)}</testsuite></testsuites>")
     assert (found.id, found.value, found.goal, found.met) == ("oracle_families", 1, 2, False)
     assert found.against.startswith("2 tried, in 4 tests")
+    with pytest.raises(ValueError, match="names an architecture"):
+        families("<testsuites><testsuite><testcase/></testsuite></testsuites>")
 
 
 async def test_latent_attention_keeps_a_vector_and_its_rotated_part():

@@ -20,13 +20,16 @@ async def family_figures(quick: bool) -> Sequence[Figure]:
 
 
 def families(report: str) -> list[Figure]:
-    """Of a report of pytest in JUnit's form. An architecture counts when all of its tests have passed."""
+    """Of a report of pytest in JUnit's form. An architecture counts when all of its tests have passed. Raises ValueError
+    when no test names one."""
     passed: dict[str, list[bool]] = defaultdict(list)
     for case in ElementTree.fromstring(report).iter("testcase"):
         names = [each.get("value", "") for each in case.iter("property") if each.get("name") == _PROPERTY]
         failed = any(case.find(what) is not None for what in ("failure", "error", "skipped"))
         for name in names:
             passed[name].append(not failed)
+    if not passed:
+        raise ValueError("no test of the report names an architecture")
     equal, tests = [name for name, each in passed.items() if all(each)], sum(map(len, passed.values()))
     against = f"{len(passed)} tried, in {tests} tests: transformers in float32, all positions, 1e-4"
     return [figure("oracle_families", [float(len(equal))], "architectures", against, len(passed))]
