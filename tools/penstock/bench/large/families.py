@@ -20,8 +20,8 @@ async def family_figures(quick: bool) -> Sequence[Figure]:
 
 
 def families(report: str) -> list[Figure]:
-    """Of a report of pytest in JUnit's form. An architecture counts when all of its tests have passed. Raises ValueError
-    when no test names one."""
+    """Of a report of pytest in JUnit's form. An architecture counts when all of its tests have passed. Raises
+    ValueError when no test names one."""
     passed: dict[str, list[bool]] = defaultdict(list)
     for case in ElementTree.fromstring(report).iter("testcase"):
         names = [each.get("value", "") for each in case.iter("property") if each.get("name") == _PROPERTY]
