@@ -133,8 +133,7 @@ class _Cuts:
         self._tensors = checkpoint.tensors
         self._config = checkpoint.config
         self._names = layer_names(checkpoint.config)
-        self._whole = rank
-        self._rank, self._ranks = rank.number, rank.ranks
+        self._rank = rank
 
     def all(self) -> Iterator[_Named]:
         config = self._config
@@ -145,43 +144,45 @@ class _Cuts:
             yield from self._feed_forward(prefix, layer)
 
     def _share(self, total: int) -> range:
-        return share(total, self._ranks, self._rank)
+        return share(total, self._rank.ranks, self._rank.number)
+
+    def _heads(self, total: int) -> range:
+        return heads_of_rank(total, self._rank.ranks, self._rank.number)
 
     def _attention(self, prefix: str) -> Iterator[_Named]:
         config, names, latent = self._config, self._names, self._config.latent
-        queries = _wide(heads_of_rank(config.n_heads, self._ranks, self._rank), config.head_dim)
+        queries = _wide(self._heads(config.n_heads), config.head_dim)
         if latent is None or names.latent is None:
-            kept = _wide(heads_of_rank(config.n_kv_heads, self._ranks, self._rank), config.head_dim)
+            kept = _wide(self._heads(config.n_kv_heads), config.head_dim)
             sizes = [heads * config.head_dim for heads in (config.n_heads, config.n_kv_heads, config.n_kv_heads)]
             yield from self._rows(prefix, names.qkv, sizes, (queries, kept, kept))
             yield from self._columns(f"{prefix}{names.out}.weight", 1, (queries,))
             return
         asked = names.qkv[0] if latent.query_rank is None else names.latent.query
-        own = heads_of_rank(config.n_heads, self._ranks, self._rank)
+        own = self._heads(config.n_heads)
         yield from self._rows(prefix, (asked,), (config.n_heads * config.head_dim,), (queries,))
         both = latent.plain_dim + latent.value_dim
         yield from self._rows(prefix, (names.latent.keys_values,), (config.n_heads * both,), (_wide(own, both),))
         yield from self._columns(f"{prefix}{names.out}.weight", 1, (_wide(own, latent.value_dim),))
 
     def _feed_forward(self, prefix: str, layer: int) -> Iterator[_Named]:
-        config, names, experts = self._config, self._names, self._config.experts
+        names, experts = self._names, self._config.experts
         if experts is None or not experts.layers[layer]:
-            yield from self._block(prefix, names.gate_up, names.down, *self._both(config.intermediate_size))
+            inner = self._config.intermediate_size
+            yield from self._block(prefix, names.gate_up, names.down, inner, self._share(inner))
             return
         if experts.shared_size:
-            yield from self._block(prefix, names.shared_gate_up, names.shared_down, *self._both(experts.shared_size))
-        inner, own = experts.intermediate_size, _inner(experts, self._whole)
+            own = self._share(experts.shared_size)
+            yield from self._block(prefix, names.shared_gate_up, names.shared_down, experts.shared_size, own)
+        inner, own = experts.intermediate_size, _inner(experts, self._rank)
         if names.all_gate_up is not None and names.all_down is not None:
             ups = range(inner + own.start, inner + own.stop)
             yield from self._columns(f"{prefix}{names.all_gate_up}", 2, (own, ups))
             yield from self._columns(f"{prefix}{names.all_down}", 1, (own,))
             return
-        for expert in _experts(experts, self._whole):
+        for expert in _experts(experts, self._rank):
             gate_up = [name.format(expert) for name in names.expert_gate_up]
             yield from self._block(prefix, gate_up, names.expert_down.format(expert), inner, own)
-
-    def _both(self, inner: int) -> tuple[int, range]:
-        return inner, self._share(inner)
 
     def _block(self, prefix: str, gate_up: Sequence[str], down: str, inner: int, own: range) -> Iterator[_Named]:
         yield from self._rows(prefix, gate_up, (inner, inner), (own, own))
