@@ -58,9 +58,8 @@ def routed(x: Tensor, block: Routed, activation: str) -> Tensor:
     """Each token through its best experts, weighted by the router (Shazeer et al., 2017).
 
     Tokens are sorted by expert, so that every expert in use is one call over its tokens; the outputs of a token's
-    experts are summed in float32, always in the order of the experts. Of experts that other processes have it computes
-    nothing. On a GPU the step waits for the router: the host
-    has to know how many tokens go where. `grouped` does not.
+    experts are summed in float32, always in the order of the experts. Experts that other processes have are left out.
+    On a GPU the step waits for the router: the host has to know how many tokens go where. `grouped` does not.
     """
     rule = block.rule
     shares, chosen = choose(x, block)

@@ -97,8 +97,8 @@ class Worth(Generic[BlockT]):
         return self._offers
 
     def block_stored(self, block: BlockT) -> None:
-        """Adds the uses that the block had before an eviction, and records this one for the learned rates. One that
-        comes from another tier brings a count of the same uses."""
+        """A block that comes back after an eviction has the uses that it had then, and one more. One that comes from
+        another tier brings a count of the same uses: the larger one holds. Records the use for the learned rates."""
         before = self._gone.pop(block.key, None)
         if before is not None:
             block.uses = max(block.uses, before + 1)

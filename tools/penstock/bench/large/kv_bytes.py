@@ -30,7 +30,7 @@ _MODELS = {
 
 
 async def kv_figures(quick: bool) -> Sequence[Figure]:
-    """Runs the part, which takes no time."""
+    """Runs the part."""
     found = {name: await asyncio.to_thread(_token_bytes, tiny) for name, tiny in _MODELS.items()}
     ratio = found["latent"] / found["grouped"]
     return [
