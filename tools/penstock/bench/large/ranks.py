@@ -12,7 +12,6 @@ from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from pathlib import Path
 
 from penstock.bench.e2e import processes
 from penstock.bench.engine.shapes import LlamaShape, checkpoint
@@ -29,7 +28,7 @@ SHAPE = LlamaShape(
 )
 _GOAL = 0.85
 _DEATH_GOAL_S = 1.0
-_FOLLOWER = b"penstock.engine.forward.following"
+_FOLLOWER = "penstock.engine.forward.following"
 _SUBJECTS = {"threads2": (2, 1), "tp2": (1, 2)}
 """Threads of each process, and processes."""
 _NUMBERS = count()
@@ -100,11 +99,11 @@ async def rate(engine: Engine, load: Load, round: int) -> float:
 
 
 async def death_s() -> float:
-    """Seconds."""
+    """Seconds from the death of a rank until its engine says so."""
     config = EngineConfig(model=embedded(NAMES[0]), lookup_tokens=0, draft_tokens=0, threads=1, tp=2)
     async with Engine.open(config) as engine, aclosing(_stream(engine, 64, 900, 0)) as stream:
         await anext(stream)
-        (rank,) = [pid for pid in processes.tree(os.getpid()) if _FOLLOWER in _command(pid)]
+        (rank,) = processes.named(processes.tree(os.getpid()), _FOLLOWER)
         began = time.perf_counter()
         os.kill(rank, signal.SIGKILL)
         with suppress(EngineClosed):
@@ -112,12 +111,6 @@ async def death_s() -> float:
                 pass
         await engine.lost.wait()
         return time.perf_counter() - began
-
-
-def _command(pid: int) -> bytes:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    return b""
 
 
 async def _stream(engine: Engine, prompt: int, tokens: int, seed: int) -> AsyncGenerator[int, None]:
