@@ -31,15 +31,17 @@ BODIES = {
 class Client:
     """Asks for one answer, of whichever gateway answers, until it has all of it."""
 
-    def __init__(self, urls: list[str], key: str, path: str) -> None:
+    def __init__(self, urls: list[str], key: str, path: str, **fields: Any) -> None:
         self._urls = urls
         self._path = path
-        self._body = {"model": "penstock-mini", "stream": True, "temperature": 0.8, **BODIES[path]}
+        self._body = {"model": "penstock-mini", "stream": True, "temperature": 0.8, **BODIES[path], **fields}
         self._headers = {"idempotency-key": key}
         self.text = ""
         self.events = 0
         """Of a response."""
         self.broken = 0
+        self.id = ""
+        """Of the answer."""
         self.heard = asyncio.Event()
         """Set after 10 pieces."""
 
@@ -69,9 +71,15 @@ class Client:
                 except httpx2.TransportError:
                     self.broken += 1
 
+    async def recalled(self, url: str) -> int:
+        """Tokens of the answer that this gateway did not have generated again."""
+        async with httpx2.AsyncClient() as http:
+            return (await http.get(f"{url}/v1/requests/{self.id}")).json()["tokens"]["recalled"]
+
     def _read(self, event: dict[str, Any]) -> bool:
         """Takes the text of an event; whether it was the last of a response."""
         assert not event.get("error") and event.get("type") != "error", event
+        self.id = event.get("id") or event.get("response", {}).get("id") or self.id
         for choice in event.get("choices", ()):
             self.text += choice["delta"].get("content") or ""
         if "type" not in event:
@@ -87,18 +95,21 @@ class Client:
 
 
 @pytest.mark.parametrize(
-    ("number", "path"), [(signal.SIGKILL, CHAT), (signal.SIGSTOP, CHAT), (signal.SIGKILL, RESPONSES)]
+    ("number", "path", "more"),
+    [(signal.SIGKILL, CHAT, ["--redis"]), (signal.SIGSTOP, CHAT, []), (signal.SIGKILL, RESPONSES, [])],
 )
-async def test_a_gateway_that_dies_or_stands_still_costs_no_answer(number, path):
-    """Sampled, without a seed; a client that hears nothing for a while of a gateway that stands still leaves it."""
-    async with up("--gateways", "2", "--draft", "none") as (process, _, url):
+async def test_a_gateway_that_dies_or_stands_still_costs_no_answer(number, path, more):
+    """Sampled, without a seed; a client that hears nothing for a while of a gateway that stands still leaves it. Where
+    gateways share a Redis, what one had generated is not generated again."""
+    async with up("--gateways", "2", "--draft", "none", *more) as (process, _, url):
         others = [child for child in psutil.Process(process.pid).children() if "penstock.gateway" in child.cmdline()]
         assert len(others) == 2
         addresses = {_option(child, "--http-address"): child.pid for child in others}
         first = url.removeprefix("http://")
         urls = [url, *(f"http://{address}" for address in addresses if address != first)]
         names = [f"answer {count}" for count in range(3)]
-        expected = [await Client(urls[1:], name, path).ask() for name in names]
+        apart = {"logprobs": True} if path == CHAT else {}  # of such an answer nothing is kept
+        expected = [await Client(urls[1:], name, path, **apart).ask() for name in names]
         clients = [Client(urls, name, path) for name in names]
         running = [asyncio.create_task(client.ask()) for client in clients]
         await asyncio.gather(*(client.heard.wait() for client in clients))
@@ -115,6 +126,8 @@ async def test_a_gateway_that_dies_or_stands_still_costs_no_answer(number, path)
             assert await asyncio.gather(*running) == expected
         if number is signal.SIGKILL:
             assert any(client.broken for client in clients)
+            recalled = [await client.recalled(urls[1]) for client in clients if client.broken]
+            assert any(recalled) == bool(more)
         else:
             os.kill(addresses[first], signal.SIGCONT)
 

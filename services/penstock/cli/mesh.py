@@ -361,8 +361,9 @@ def _gateways(
     redis: str,
 ) -> Iterator[ChildSpec]:
     """Each prefers another router. What a gateway's own environment says of the stores in a Redis holds."""
-    settings = ("PENSTOCK_GATEWAY_LEDGER", "PENSTOCK_GATEWAY_RESPONSES_STORE") if redis else ()
-    shared = {setting: redis for setting in settings if setting not in os.environ}
+    settings = ("LEDGER", "RESPONSES_STORE", "ANSWER_STORE") if redis else ()
+    names = [f"PENSTOCK_GATEWAY_{setting}" for setting in settings]
+    shared = {name: redis for name in names if name not in os.environ}
     for number, (http, grpc) in enumerate(doors):
         first = number % len(routers)
         order = ",".join([*routers[first:], *routers[:first]])

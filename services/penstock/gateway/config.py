@@ -138,6 +138,9 @@ class GatewayConfig:
     """Most stored responses of one tenant."""
     max_tenant_responses_bytes: Size = 64 * 1024 * 1024
     """Most bytes of one tenant's stored responses together."""
+    answer_store: str = field(default="", repr=False)
+    """Where the tokens of answers are kept for ten minutes that a client may ask for again after its gateway's death:
+    redis://HOST:PORT/DATABASE, which gateways share; empty: nowhere, and another gateway generates them again."""
     batch_store: str = field(default="", repr=False)
     """Where files and batches are kept: a directory, which gateways of one host may share, or
     redis://HOST:PORT/DATABASE, for those of several hosts; empty: /v1/files and /v1/batches are off."""
@@ -224,6 +227,9 @@ class GatewayConfig:
         if self.responses_store != "memory" and not self.responses_store.startswith(REDIS_SCHEMES):
             right = "must be memory or redis://HOST:PORT/DATABASE"
             raise ConfigError("responses_store", self.responses_store[:16], right)
+        if self.answer_store and not self.answer_store.startswith(REDIS_SCHEMES):
+            right = "must be redis://HOST:PORT/DATABASE, or empty"
+            raise ConfigError("answer_store", self.answer_store.partition("://")[0][:16], right)
         if "://" in self.batch_store and not self.batch_store.startswith(REDIS_SCHEMES):
             right = "must be a directory or redis://HOST:PORT/DATABASE"
             raise ConfigError("batch_store", self.batch_store.partition("://")[0], right)

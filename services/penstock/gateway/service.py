@@ -27,6 +27,7 @@ from penstock.gateway.completing.completer import Completer, SharedParts
 from penstock.gateway.completing.models import Models
 from penstock.gateway.completing.past import PastRequests
 from penstock.gateway.completing.sources import read_models
+from penstock.gateway.completing.stored_answers import open_answer_store
 from penstock.gateway.completing.threads import open_threads
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.door.answering import LineDoor
@@ -104,6 +105,7 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
         open_ledger(config.ledger, terms, failed) as ledger,
         open_responses(config) as responses,
         open_batches(config, metrics) as batches,
+        open_answer_store(config.answer_store, failed) as answers,
         open_channels(MemberIdentity.of(config.member_tls, "gateway")) as channels,
         open_worker_channels(channels, failed) as workers,
         open_view(channels, config.sites, tokenizers=tokenizers, own=own, failed=failed) as view,
@@ -131,6 +133,7 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
                 threads=threads,
                 sessions=Sessions(config.max_sessions, config.max_session_tokens, config.max_tenant_session_tokens),
                 past=PastRequests(config.max_past_requests, config.max_past_bytes),
+                answers=answers,
                 metrics=metrics,
             )
             served = Models(
@@ -204,7 +207,7 @@ def _introduction(config: GatewayConfig, rpc: RpcServer, http: HostPort, *, tls:
 
 async def _examined(config: GatewayConfig) -> Sequence[Finding]:
     """What `penstock ctl doctor` asks of a gateway: whether the Redis that its settings name answers."""
-    settings = {name: getattr(config, name) for name in ("ledger", "responses_store", "batch_store")}
+    settings = {name: getattr(config, name) for name in ("ledger", "responses_store", "answer_store", "batch_store")}
     return [await redis_found(name, url) for name, url in settings.items() if url.startswith(REDIS_SCHEMES)]
 
 

@@ -514,6 +514,7 @@ def test_several_routers_and_gateways_know_each_other_and_share_a_redis(monkeypa
     assert [plan.url, *plan.others] == [f"http://{said(f'gateway-{n}', '--http-address')}" for n in range(3)]
     environment = by_name["gateway-1"].environment
     assert environment["PENSTOCK_GATEWAY_RESPONSES_STORE"] == "unix:///r.sock"
+    assert environment["PENSTOCK_GATEWAY_ANSWER_STORE"] == "unix:///r.sock"
     assert "PENSTOCK_GATEWAY_LEDGER" not in environment, "it has one already"
 
 

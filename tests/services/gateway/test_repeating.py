@@ -52,7 +52,7 @@ BUILDING = {
     "a message's stop": (MESSAGES, "The quick brown fox.", {"stop_sequences": ["fox"]}),
 }
 """Streams whose events build on each other."""
-_OF_THE_RUN = ("created_at", "completed_at", "times", "session")
+_OF_THE_RUN = ("created_at", "completed_at", "times", "session", "drafts", "drafted_tokens", "accepted_tokens")
 
 
 async def stream(http: httpx2.AsyncClient, path: str, body: dict[str, Any], **headers: str) -> list[str]:
@@ -353,13 +353,13 @@ def test_the_last_event_gets_the_id():
 
 
 def test_the_end_is_told_again_without_its_text():
-    tag = place_of(RepeatKey(bytes(32)), [b"x"], 2).tag
+    tag = place_of(RepeatKey(bytes(32)), b"x" * 32, 2).tag
     for had, content in ((3, " end"), (4, ""), (5, "")):
-        place = place_of(RepeatKey(bytes(32), f"{tag}-{had}.0"), [b"x"], 2)
+        place = place_of(RepeatKey(bytes(32), f"{tag}-{had}.0"), b"x" * 32, 2)
         last = place.last(Delta(0, " end", finish="stop", upto=5))
         missed = place.missed.get(0, Delta(0)).content
         assert (last.content, last.finish, content + missed) == (content, "stop", " end")
         assert place.has(last) == (had == 5)
-    place = place_of(RepeatKey(bytes(32), f"{tag}-6.0"), [b"x"], 2)
+    place = place_of(RepeatKey(bytes(32), f"{tag}-6.0"), b"x" * 32, 2)
     with pytest.raises(Refused, match="choice 0 of this answer ends with 5"):
         place.last(Delta(0, " end", finish="stop", upto=5))

@@ -32,6 +32,8 @@ class ChoiceAccount:
     """The count of the first worker that computed the prompt; None until one has reported."""
     again: Counter[str] = field(default_factory=Counter)
     """Tokens by source that further workers counted, which computed or fetched the prompt again."""
+    recalled: int = 0
+    """Tokens that were generated before the choice began, for the same request."""
     received: int = 0
     """Tokens of workers, also those that came again."""
     defects: int = 0

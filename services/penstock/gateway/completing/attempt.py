@@ -186,7 +186,9 @@ class Attempt:
                 "usage does not add up", stage=gain.stage, given=given, computed=use.computed, cached=dict(use.cached)
             )
         if self._account.use is None:
-            self._account.use = use
+            self._account.use, recalled = use.parted(self._account.recalled)
+            if recalled.total:
+                self._account.again.update({**recalled.cached, "computed": recalled.computed})
             self._account.times |= {stage: gain.times.get(stage, 0.0) for stage in ("queue", "fetch", "prefill")}
         elif gain.stage not in self._reported:
             self._account.again.update({**use.cached, "computed": use.computed})

@@ -34,6 +34,7 @@ def chronicle(completion: Completion, usage: Usage) -> Json:
             "cached": usage.cached,
             "completion": usage.completion_tokens,
             "reasoning": usage.reasoning_tokens,
+            "recalled": usage.recalled_tokens,
             "drafted": usage.drafts.drafted,
             "accepted": usage.drafts.accepted,
         },

@@ -35,7 +35,8 @@ from penstock.gateway.completing.flow import Flow
 from penstock.gateway.completing.heard import Heard
 from penstock.gateway.completing.past import PastRequests
 from penstock.gateway.completing.prompts import Naming, Prepared, opening, prepare, weight
-from penstock.gateway.completing.repeating import place_of, request_parts
+from penstock.gateway.completing.repeating import place_of, request_parts, secret_of
+from penstock.gateway.completing.stored_answers import AnswerStore
 from penstock.gateway.completing.threads import Threads
 from penstock.gateway.completing.tokens import Tokens
 from penstock.gateway.completing.tracing import trace_request
@@ -72,6 +73,7 @@ class SharedParts:
     threads: Threads
     sessions: Sessions
     past: PastRequests
+    answers: AnswerStore | None
     metrics: GatewayMetrics
 
 
@@ -105,6 +107,7 @@ class Completer:
         self._own = shared.metrics.of(name)
         self.sessions = shared.sessions
         self._past = shared.past
+        self._answers = shared.answers
         self._volatile = VolatileLines(config.volatile_lines, config.volatile_pattern)
         self.tokens = Tokens(model, shared.threads, self._volatile)
         self._running: set[Completion] = set()
@@ -183,7 +186,11 @@ class Completer:
         if caller.repeat is not None:
             ids = [prompt.ids for prompt in prompts]
             parts = request_parts(completion.seed, completion.fingerprint, ask, ids, grammars)
-            completion.place = place_of(caller.repeat, parts, len(completion.choices))
+            secret = secret_of(caller.repeat, parts)
+            completion.place = place_of(caller.repeat, secret, len(completion.choices))
+            if self._answers is not None and ask.sampling.tokens_alone:
+                completion.stored = self._answers.of(secret, len(completion.choices))
+                completion.recall(await completion.stored.read(self._threads))
         try:
             async with (
                 asyncio.timeout(self._left(caller) + _LAST_WORDS_S),

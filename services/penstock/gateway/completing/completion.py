@@ -18,11 +18,15 @@ from penstock.gateway.completing.heard import Heard
 from penstock.gateway.completing.outbox import Outbox
 from penstock.gateway.completing.prompts import Prepared
 from penstock.gateway.completing.repeating import TOKENS, EventPlace, RepeatKey, TokenPlace
+from penstock.gateway.completing.stored_answers import StoredAnswer
 from penstock.gateway.completing.timing import Marks, times
 from penstock.gateway.completing.usage import Usage
 from penstock.gateway.request.ask import Ask
 from penstock.gateway.request.work import SampledToken
 from penstock.runtime.request_metrics import RequestMetrics
+
+_RETOLD = 64
+"""Recalled tokens that are told at one time; then others have their turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +99,8 @@ class Completion:
         self.seed = repeat.seed if repeat is not None and ask.sampling.seed is None else ask.sampling.first_seed()
         self.place: TokenPlace | EventPlace | None = None
         """Where the client of a repeatable request has come to."""
+        self.stored: StoredAnswer | None = None
+        """Where the tokens of its answer are kept; None: nowhere."""
         self.fingerprint = fingerprint
         counted = ask.stream and repeat is not None and repeat.counts != TOKENS
         self.outbox = Outbox(prompts * ask.n, self.settle, apart=counted)
@@ -160,7 +166,9 @@ class Completion:
     def usage_defects(self) -> int:
         """Reports that don't add up, and choices with tokens whose prompt was never reported."""
         accounts = [(choice.flow.account, choice.answer) for choice in self._choices]
-        return sum(account.defects + (account.use is None and answer.tokens > 0) for account, answer in accounts)
+        return sum(
+            account.defects + (account.use is None and answer.tokens > account.recalled) for account, answer in accounts
+        )
 
     def settle(self) -> None:
         """Accounts for the request, the first time it is called; it is called when it has ended, however it did."""
@@ -172,12 +180,20 @@ class Completion:
         """Accounts for the request and lets go of its parts. They refer to each other: together they would stay until
         the garbage collector looks for them, with all their tokens."""
         self.settle()
+        if self.stored is not None:
+            self.stored.close()
         self._choices = []
         self.outbox.close()
 
     def add(self, choice: Speaker) -> None:
         """Adds a choice; those of one prompt follow each other."""
         self._choices.append(choice)
+
+    def recall(self, found: Sequence[Sequence[int]]) -> None:
+        """The answers begin with these tokens, by choice. The last of each is generated again: the worker that does it
+        says whether the answer ends with it."""
+        for choice, tokens in zip(self._choices, found, strict=True):
+            choice.flow.recall(tokens[:-1])
 
     async def run(self) -> None:
         """Runs all choices to their ends, or fails the request."""
@@ -192,6 +208,7 @@ class Completion:
         try:
             if number % self.ask.n and choice.prompt.keys:
                 await begun.wait()
+            await self._retell(choice)
             finish = await choice.flow.run()
             last = choice.answer.finish(finish)
             choice.heard.finish(last)
@@ -212,6 +229,13 @@ class Completion:
             choice.flow.close()
             begun.set()
 
+    async def _retell(self, choice: Speaker) -> None:
+        """Tells the client what was recalled of a choice."""
+        for index, id in enumerate(choice.flow.recalled):
+            if index and index % _RETOLD == 0:
+                await asyncio.sleep(0)
+            self._tell(choice.answer, choice.heard, SampledToken(index, id))
+
     def accept(self, answer: Answer, heard: Heard, token: SampledToken) -> bool:
         """Takes one more token of a choice and returns whether it was the last."""
         now = time.perf_counter()
@@ -222,9 +246,15 @@ class Completion:
         elif self.ask.n == 1 and not self.caller.yields:
             self._metrics.itl.observe(now - self._last_token)
         self._last_token = now
-        if not answer.tokens:
-            self._begun[answer.choice // self.ask.n].set()
+        if not (begun := self._begun[answer.choice // self.ask.n]).is_set():
+            begun.set()
         self._metrics.generation_tokens.inc()
+        if self.stored is not None:
+            self.stored.add(answer.choice, token.index, token.id)
+        return self._tell(answer, heard, token)
+
+    def _tell(self, answer: Answer, heard: Heard, token: SampledToken) -> bool:
+        """Tells the client one more token; whether the choice ends with it."""
         delta = answer.feed(token)
         heard.add(token.id, delta)
         if self.place is None or not self.place.holds_back(delta):

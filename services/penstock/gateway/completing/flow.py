@@ -109,6 +109,16 @@ class Flow:
             self._avoid_member(lost)
             self._log.warning("worker failed, replanning", avoid=list(self._avoid), tokens=len(self._tokens))
 
+    @property
+    def recalled(self) -> Sequence[int]:
+        """The tokens of `recall`, before `run`."""
+        return self._tokens
+
+    def recall(self, tokens: Sequence[int]) -> None:
+        """The answer begins with these tokens, which workers have generated before. Call it before `run`."""
+        self._tokens.extend(tokens)
+        self.account.recalled = len(tokens)
+
     async def farewell(self, hint: ReturnHint, *, waits_for_tool: bool) -> None:
         """Closes the plan: tells the router the answer's length and the session's next move."""
         await self._plans.farewell(len(self._tokens), hint, waits_for_tool=waits_for_tool)
@@ -140,7 +150,7 @@ class Flow:
 
     def _note(self, trial: TriedPlan) -> None:
         self._taken()
-        if not self._tokens:
+        if len(self._tokens) == self.account.recalled:
             self.account.planned_at = trial.planned_at
         if len(self.account.attempts) < _MOST_NOTED:
             self.account.attempts.append(trial)

@@ -4,8 +4,8 @@ A gateway that dies takes the connections of its clients with it, and what it kn
 needed: the same request gives the same tokens. So a client names its request with a key of its own choice. The key
 stands for the seed and the ids of the answer, at each gateway with the same server key; what comes in the stream has
 ids that say how much of the answer came until then; and who asks again with the last id gets what comes after it. What
-was computed before is found in the cache as by any next turn, and the tokens that the client has are generated once
-more.
+was computed before is found in the cache as by any next turn. The tokens that were generated are found in
+`stored_answers`, where gateways share those; else they are generated once more.
 
 Pieces that stand alone are named by the tokens of each choice until then. Events that build on each other, several of
 which may come of one token, are counted themselves.
@@ -144,13 +144,20 @@ def not_of_this(last_event: str, why: str) -> Refused:
     return Refused(what, field=LAST_EVENT, code="not_resumable")
 
 
-def place_of(key: RepeatKey, parts: Iterable[bytes], choices: int) -> TokenPlace | EventPlace:
-    """Where the answer to a request goes on. `parts` are all that it and the model are made of. Raises InvalidRequest,
-    and Refused for the id of an event of another request, or of another model's answer."""
-    by_tokens, digest = key.counts == TOKENS, hashlib.sha256(key.secret)
-    for part in parts if by_tokens else chain((key.counts.encode(),), parts):
+def secret_of(key: RepeatKey, parts: Iterable[bytes]) -> bytes:
+    """What stands for a request with this key, its answer included: 32 bytes. `parts` are all that it and the model are
+    made of."""
+    digest = hashlib.sha256(key.secret)
+    for part in parts if key.counts == TOKENS else chain((key.counts.encode(),), parts):
         digest.update(len(part).to_bytes(8) + part)
-    tag, places = digest.hexdigest()[:12], choices if by_tokens else 1
+    return digest.digest()
+
+
+def place_of(key: RepeatKey, secret: bytes, choices: int) -> TokenPlace | EventPlace:
+    """Where the answer to a request goes on; `secret` is that of `secret_of`. Raises InvalidRequest, and Refused for
+    the id of an event of another request, or of another model's answer."""
+    by_tokens = key.counts == TOKENS
+    tag, places = secret.hex()[:12], choices if by_tokens else 1
     had = [0] * places
     if key.last_event:
         match = _EVENT.fullmatch(key.last_event)
@@ -172,7 +179,7 @@ def identified(events: bytes, id: str) -> bytes:
 def request_parts(
     seed: int, fingerprint: str, ask: Ask, prompts: Iterable[Sequence[int]], grammars: Iterable[str]
 ) -> Iterator[bytes]:
-    """All that makes the tokens of an answer, and its text: for `place_of`."""
+    """All that makes the tokens of an answer, and its text: for `secret_of`."""
     of = ask.sampling
     yield fingerprint.encode()
     numbers = (seed, ask.n, of.max_tokens, of.min_tokens, of.temperature, of.top_p, of.top_k, of.min_p, of.ignore_eos)

@@ -9,7 +9,8 @@ is a law that `Flow` checks with every report. This module does not enforce it: 
 
 A prompt is charged once, by the first report of it: with several choices that of the first choice, whose blocks the
 others fetch; in a disaggregated mesh prefill's, or decode's when the hand-off failed. Tokens that a fail-over or
-a preemption computes or fetches again are the mesh's cost, not the client's.
+a preemption computes or fetches again are the mesh's cost, not the client's; so is the KV of an answer's beginning that
+another gateway had before it died.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class Usage:
     """Tokens by source that workers counted and that are not charged."""
     told_again: int = 0
     """Tokens that workers generated and that are no part of the answers."""
+    recalled_tokens: int = 0
+    """Tokens of the answers that were generated before, for the same request: see `stored_answers`."""
     drafts: DraftAccount = field(default_factory=DraftAccount)
     retained_tokens: int = 0
     """Leading tokens of the prompts, and of their answers where these are kept too."""
@@ -95,6 +98,7 @@ class Usage:
         """Charges a choice."""
         self.completion_tokens += answer.tokens
         self.reasoning_tokens += answer.reasoning_tokens
-        self.told_again += account.received - answer.tokens
+        self.told_again += account.received + account.recalled - answer.tokens
+        self.recalled_tokens += account.recalled
         self.again.update(account.again)
         self.drafts.add(account.drafts)

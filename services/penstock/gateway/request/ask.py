@@ -45,6 +45,11 @@ class Sampling:
     proposers: bool = False
     """The client is told of each token whose draft it was."""
 
+    @property
+    def tokens_alone(self) -> bool:
+        """The client is told nothing of a token but what it is."""
+        return self.logprobs is None and not self.proposers
+
     def check(self, max_tokens_field: str = "max_tokens") -> None:
         """Raises InvalidRequest naming the field that is out of bounds."""
         check("max_tokens", self.max_tokens, max_tokens_field)

@@ -148,6 +148,18 @@ class PromptUse:
         """All tokens; equals the number of given tokens if the worker counts correctly."""
         return self.computed + sum(self.cached.values())
 
+    def parted(self, last: int) -> tuple[PromptUse, PromptUse]:
+        """The use of all but the last tokens, and that of these. What was computed comes behind what was cached, and
+        of that the farthest tier's last."""
+        rest, behind = last, dict.fromkeys(("computed", *reversed(TIERS)), 0)
+        for source in behind:
+            had = self.computed if source == "computed" else self.cached.get(source, 0)
+            behind[source] = min(had, rest)
+            rest -= behind[source]
+        computed = behind.pop("computed")
+        before = {tier: tokens - behind.get(tier, 0) for tier, tokens in self.cached.items()}
+        return PromptUse(self.computed - computed, before), PromptUse(computed, behind)
+
 
 @dataclass(frozen=True, slots=True)
 class Promised:
