@@ -141,6 +141,8 @@ class AnswerStore:
                     pipe.setrange(name, answer.offsets[choice], bytes(waiting))
                     pipe.expire(name, _KEPT_S)
                     sizes.append((answer, choice, len(waiting)))
+        if not sizes:
+            return
         try:
             await asked(pipe.execute())
         except OSError:
@@ -153,14 +155,13 @@ class AnswerStore:
                 self.told(answer)
         if self._away:
             self._away = False
-            self._log.info("answers are written to Redis again")
+            self._log.info("the store of answers is back")
 
     def _failed(self, error: OSError) -> None:
         if not self._away:
             self._away = True
-            self._log.warning(
-                "answers are not written to Redis, so that a gateway's death costs them", error=str(error)
-            )
+            what = "the store of answers is away: what a gateway's death interrupts is generated again"
+            self._log.warning(what, error=str(error))
 
 
 @asynccontextmanager
