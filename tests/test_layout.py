@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections.abc import Collection
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -60,10 +62,7 @@ def test_imports_point_downward() -> None:
 def test_no_pickle_no_eval_no_shell() -> None:
     assert len(SOURCES) > 50
     found = {
-        f"{path.relative_to(ROOT)}: {what}"
-        for path in SOURCES
-        for node in ast.walk(ast.parse(path.read_text()))
-        for what in forbidden(node)
+        f"{path.relative_to(ROOT)}: {what}" for path in SOURCES for node in nodes_of(path) for what in forbidden(node)
     }
     assert not found
 
@@ -104,43 +103,53 @@ def test_the_scan_sees_what_it_should(line: str, bad: bool) -> None:
     assert bool([what for node in ast.walk(ast.parse(line)) for what in forbidden(node)]) is bad
 
 
-def trees(*roots: str) -> dict[str, ast.Module]:
-    """Hand-written sources, by path."""
+@cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    """All nodes of a source, the module first."""
+    return tuple(ast.walk(ast.parse(path.read_text())))
+
+
+def sources(*roots: str) -> dict[str, tuple[ast.AST, ...]]:
+    """The nodes of hand-written sources, by path."""
     return {
-        str(path.relative_to(ROOT)): ast.parse(path.read_text())
+        str(path.relative_to(ROOT)): nodes_of(path)
         for root in roots
         for path in sorted((ROOT / root).rglob("*.py"))
         if "v1" not in path.parts
     }
 
 
-def bare_tasks(tree: ast.Module) -> list[int]:
+def bare_tasks(nodes: Collection[ast.AST]) -> list[int]:
     """Lines that start a task without an owner: not in a group opened by `async with asyncio.TaskGroup() as NAME`, nor
     in one that was handed on under that name, as an argument that says so or an attribute."""
     groups = {
         node.arg
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.arg) and node.annotation and ast.unparse(node.annotation) == "asyncio.TaskGroup"
     }
     groups |= {
         item.optional_vars.id
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.AsyncWith)
         for item in node.items
         if ast.unparse(item.context_expr) == "asyncio.TaskGroup()" and isinstance(item.optional_vars, ast.Name)
     }
     return [
         call.lineno
-        for call in ast.walk(tree)
-        if isinstance(call, ast.Call)
+        for call in nodes
+        if isinstance(call, ast.Call) and _last_name(call.func) in ("ensure_future", "create_task")
         for receiver, _, name in [ast.unparse(call.func).rpartition(".")]
         if name == "ensure_future" or (name == "create_task" and receiver.rpartition(".")[2].strip("_") not in groups)
     ]
 
 
+def _last_name(called: ast.expr) -> str:
+    return called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else ""
+
+
 def test_every_task_has_an_owner() -> None:
     """See `penstock.runtime.tasks`, the only file that may start tasks of its own."""
-    found = {path: lines for path, tree in trees(*ROOTS).items() if (lines := bare_tasks(tree))}
+    found = {path: lines for path, found in sources(*ROOTS).items() if (lines := bare_tasks(found))}
     assert set(found) == {"libs/penstock/runtime/tasks.py"}
 
 
@@ -159,14 +168,15 @@ def test_every_task_has_an_owner() -> None:
     ],
 )
 def test_the_scan_sees_tasks_without_an_owner(program: str, lines: list[int]) -> None:
-    assert bare_tasks(ast.parse(program)) == lines
+    assert bare_tasks([*ast.walk(ast.parse(program))]) == lines
 
 
 def test_a_public_class_name_exists_once() -> None:
     """One word for one thing; the embedded models, which know nothing of the mesh, have words of their own."""
     homes: dict[str, list[str]] = {}
-    for path, tree in trees(*ROOTS).items():
-        for node in tree.body:
+    for path, (module, *_) in sources(*ROOTS).items():
+        assert isinstance(module, ast.Module)
+        for node in module.body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and "penstock/models/" not in path:
                 homes.setdefault(node.name, []).append(path)
     assert {name: paths for name, paths in homes.items() if len(paths) > 1} == {}
