@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import structlog
@@ -13,6 +15,10 @@ from tests.blocked_loops import LoopWatch
 from penstock.runtime.service import share_the_lock
 
 share_the_lock()  # as each service does: here they run in the tests' process
+
+# No test reaches another host. Else each HTTP client reads the certificates of the whole web, which takes 40 ms.
+os.environ.pop("SSL_CERT_FILE", None)
+os.environ["SSL_CERT_DIR"] = str(Path(__file__).parent / "no_certificates")
 
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("repeatable", settings.get_profile("patient"), derandomize=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +73,14 @@ def opened(model_dir) -> Callable[..., AbstractAsyncContextManager[Setup]]:
                     yield Setup(gateway, mesh, client, tokenizer)
 
     return make
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _listeners_leave_soon() -> Iterator[None]:
+    """Each test waits until the one before has left nothing open."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("penstock.gateway.mesh.workers._LINGER_S", 0.01)
+        yield
 
 
 @pytest.fixture(scope="session")

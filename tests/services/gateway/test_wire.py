@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.gateway.mesh.wire import generate_request
+from penstock.gateway.mesh.wire import generate_request, plan_ask
 from penstock.gateway.request.ask import Sampling
 from penstock.gateway.request.work import Assignment, ChoiceRequest, Placement
 from penstock.v1 import common_pb2
@@ -41,3 +44,12 @@ def test_a_prompt_arrives_as_it_was(ids):
     by_protobuf.prompt_ids.extend(ids)
     assert by_protobuf == request
     assert common_pb2.Request.FromString(request.SerializeToString()) == request
+
+
+@pytest.mark.parametrize(("asked", "then"), [(0, -60), (100, 40), (-1000, -1000)])
+def test_an_answer_that_goes_on_comes_earlier(asked, then):
+    """For the router and for the worker, which refuse what is out of bounds."""
+    one, chosen = replace(choice([1]), priority=asked), Assignment(Placement("d", "a:1"))
+    for output, expected in (([], asked), ([9], then)):
+        assert generate_request(one, output, chosen).request.priority == expected
+        assert plan_ask(one, len(output), {}).ask.priority == expected

@@ -27,6 +27,8 @@ from penstock.runtime.drafts import DraftAccount, proposer_name
 from penstock.v1 import common_pb2, decode_pb2, prefill_pb2, router_pb2
 
 _PROMPT_KEY = bytes([common_pb2.Request.PROMPT_IDS_FIELD_NUMBER << 3 | 2])
+_MOST_PRIORITY = 1000
+_GOES_ON_S = 60
 _FINISH: dict[int, Finish] = {common_pb2.FINISH_STOP: "stop", common_pb2.FINISH_LENGTH: "length"}
 
 
@@ -48,7 +50,7 @@ def plan_ask(
             output_tokens=generated,
             after=request.keys[known - 1] if known else b"",
             weight=request.weight,
-            priority=request.priority,
+            priority=_priority(request, generated),
             first_token_s=_left(request.first_token_by),
             token_s=None if request.token_s == inf else request.token_s,
             yields=request.yields,
@@ -57,6 +59,13 @@ def plan_ask(
             cache_root=request.root,
         )
     )
+
+
+def _priority(request: ChoiceRequest, generated: int) -> int:
+    """An answer that goes on comes before what its tenant has asked for in the last minute: somebody is reading it."""
+    if not generated:
+        return request.priority
+    return max(request.priority - _GOES_ON_S, -_MOST_PRIORITY)
 
 
 def _left(until: float) -> float | None:
@@ -218,7 +227,7 @@ def _fill(message: common_pb2.Request, request: ChoiceRequest, output: Sequence[
     message.adapter = request.adapter
     message.retain.extend(common_pb2.Retain(ttl_s=wish.seconds, blocks=wish.blocks) for wish in request.keep)
     message.sources.extend(sources)
-    message.priority = request.priority
+    message.priority = _priority(request, len(output))
     message.yields = request.yields
 
 
