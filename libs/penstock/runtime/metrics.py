@@ -166,6 +166,9 @@ class GatewayMetrics(Metrics):
             "Tokens of workers that were not sent to clients: there before, or after the end",
             _MODEL,
         )
+        self._recalled = self._counter(
+            "penstock_recalled_tokens", "Tokens of answers that another run of the request had generated", _MODEL
+        )
         self._replans = self._counter("penstock_replans", "Requests that moved to other workers", _MODEL)
         self._spilled = self._counter(
             "penstock_spilled",
@@ -216,6 +219,7 @@ class GatewayMetrics(Metrics):
             requests=self._requests.of(model),
             again=lambda source: self._again.labels(model, source),
             told_again=self._told_again.labels(model),
+            recalled=self._recalled.labels(model),
             draft_passes=self._draft_passes.labels(model),
             drafted=self._drafted.labels(model),
             accepted=self._accepted.labels(model),
@@ -234,6 +238,7 @@ class ModelMetrics:
     requests: RequestMetrics
     again: Callable[[str], Counter]
     told_again: Counter
+    recalled: Counter
     draft_passes: Counter
     drafted: Counter
     accepted: Counter

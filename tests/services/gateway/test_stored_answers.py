@@ -22,6 +22,7 @@ from penstock.runtime.config import ConfigError
 from penstock.testing.redis_server import redis_server
 
 from .conftest import plain_script
+from .fakes import MODEL
 from .test_repeating import BODIES, BUILDING, CHAT, KEY, SAID, TEXT, TOOLS, data, finishes, ids, said, stream
 
 ROOT = "penstock:answers"
@@ -136,6 +137,11 @@ async def test_the_account_adds_up(pair):
     again = [n for name, n in more.items() if name.startswith("penstock_prompt_tokens_again_total")]
     assert sum(again) == record["tokens"]["recalled"]
     assert more["penstock_usage_defects_total"] == 0
+    recalled, told = (
+        more[f'penstock_{name}_total{{model_name="{MODEL}"}}'] for name in ("recalled_tokens", "generated_tokens_again")
+    )
+    generated = 1
+    assert second["usage"]["completion_tokens"] + told == generated + recalled
 
 
 async def metrics(http: httpx2.AsyncClient) -> dict[str, float]:

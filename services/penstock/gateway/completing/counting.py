@@ -65,6 +65,7 @@ def _count_again(usage: Usage, metrics: ModelMetrics) -> None:
     for source, tokens in usage.again.items():
         metrics.again(source).inc(tokens)
     metrics.told_again.inc(usage.told_again)
+    metrics.recalled.inc(usage.recalled_tokens)
 
 
 def _count_drafts(usage: Usage, metrics: ModelMetrics) -> None:
