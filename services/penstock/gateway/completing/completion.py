@@ -246,8 +246,7 @@ class Completion:
         elif self.ask.n == 1 and not self.caller.yields:
             self._metrics.itl.observe(now - self._last_token)
         self._last_token = now
-        if not (begun := self._begun[answer.choice // self.ask.n]).is_set():
-            begun.set()
+        self._begun[answer.choice // self.ask.n].set()
         self._metrics.generation_tokens.inc()
         if self.stored is not None:
             self.stored.add(answer.choice, token.index, token.id)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from math import inf
 
 from penstock.gateway.request.ask import Sampling
+from penstock.gateway.request.bounds import BOUNDS
 from penstock.gateway.request.work import (
     TIERS,
     Assignment,
@@ -27,7 +28,6 @@ from penstock.runtime.drafts import DraftAccount, proposer_name
 from penstock.v1 import common_pb2, decode_pb2, prefill_pb2, router_pb2
 
 _PROMPT_KEY = bytes([common_pb2.Request.PROMPT_IDS_FIELD_NUMBER << 3 | 2])
-_MOST_PRIORITY = 1000
 _GOES_ON_S = 60
 _FINISH: dict[int, Finish] = {common_pb2.FINISH_STOP: "stop", common_pb2.FINISH_LENGTH: "length"}
 
@@ -65,7 +65,7 @@ def _priority(request: ChoiceRequest, generated: int) -> int:
     """An answer that goes on comes before what its tenant has asked for in the last minute: somebody is reading it."""
     if not generated:
         return request.priority
-    return max(request.priority - _GOES_ON_S, -_MOST_PRIORITY)
+    return max(request.priority - _GOES_ON_S, int(BOUNDS["priority"].low))
 
 
 def _left(until: float) -> float | None:
