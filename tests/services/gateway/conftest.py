@@ -77,7 +77,7 @@ def opened(model_dir) -> Callable[..., AbstractAsyncContextManager[Setup]]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _listeners_leave_soon() -> Iterator[None]:
-    """Each test waits until the one before has left nothing open."""
+    """A test begins when the one before has left nothing open, so a gateway's listeners do not linger."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("penstock.gateway.mesh.workers._LINGER_S", 0.01)
         yield

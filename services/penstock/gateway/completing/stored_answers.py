@@ -97,7 +97,7 @@ class StoredAnswer:
 
 
 class AnswerStore:
-    """Those of a gateway. Made by `open_answer_store`."""
+    """The answers of a gateway's requests, as Redis has them. Made by `open_answer_store`."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
@@ -107,7 +107,7 @@ class AnswerStore:
         self._log = structlog.get_logger("penstock.gateway")
 
     def of(self, secret: bytes, choices: int) -> StoredAnswer:
-        """That of the request whose `secret` nobody else knows."""
+        """The answer to a request; `secret` stands for it, and only gateways with its server key can make that."""
         return StoredAnswer(self, secret, choices)
 
     def told(self, answer: StoredAnswer) -> None:
