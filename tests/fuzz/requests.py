@@ -24,7 +24,7 @@ from penstock.gateway.batches.form import FileForm
 from penstock.gateway.batches.lines import BatchLine, LineReader, LineTooLong, split
 from penstock.gateway.batches.pages import page_of
 from penstock.gateway.batches.records import LineFault
-from penstock.gateway.completing.repeating import TOKENS, RepeatKey, TokenPlace, place_of
+from penstock.gateway.completing.repeating import TOKENS, EventPlace, RepeatKey, TokenPlace, place_of, secret_of
 from penstock.gateway.door.deadline import HEADER, patience_s
 from penstock.gateway.door.uploads import Uploads
 
@@ -143,13 +143,16 @@ def _query(data: bytes) -> None:
 
 
 def _last_event(data: bytes) -> None:
-    by_events = data.startswith(place_of(RepeatKey(bytes(32), "", "events"), [b"part"], 2).tag.encode())
-    key = RepeatKey(bytes(32), data.decode("latin-1"), "events" if by_events else TOKENS)
-    place = place_of(key, [b"part"], 2)
-    assert not key.last_event or key.last_event.startswith(f"{place.tag}-")
+    def place_in(last_event: str, counts: str) -> TokenPlace | EventPlace:
+        key = RepeatKey(bytes(32), last_event, counts)
+        return place_of(key, secret_of(key, [b"part"]), 2)
+
+    sent = data.decode("latin-1")
+    place = place_in(sent, "events" if data.startswith(place_in("", "events").tag.encode()) else TOKENS)
+    assert not sent or sent.startswith(f"{place.tag}-")
     if isinstance(place, TokenPlace):
         assert len(place.had) == 2 and min(place.had) >= 0
-        assert place_of(RepeatKey(bytes(32), place.id), [b"part"], 2) == place
+        assert place_in(place.id, TOKENS) == place
     else:
         assert place.had >= 0
 
