@@ -75,9 +75,9 @@ def opened(model_dir) -> Callable[..., AbstractAsyncContextManager[Setup]]:
     return make
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="package", autouse=True)
 def _listeners_leave_soon() -> Iterator[None]:
-    """A test begins when the one before has left nothing open, so a gateway's listeners do not linger."""
+    """A test begins when the one before has left nothing open, so a gateway's listeners do not linger; other tests' do."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("penstock.gateway.mesh.workers._LINGER_S", 0.01)
         yield
