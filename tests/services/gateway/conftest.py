@@ -77,7 +77,7 @@ def opened(model_dir) -> Callable[..., AbstractAsyncContextManager[Setup]]:
 
 @pytest.fixture(scope="package", autouse=True)
 def _listeners_leave_soon() -> Iterator[None]:
-    """A test begins when the one before has left nothing open, so a gateway's listeners do not linger; other tests' do."""
+    """A test begins when the one before has left nothing open, so a gateway here has listeners that do not linger."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("penstock.gateway.mesh.workers._LINGER_S", 0.01)
         yield
