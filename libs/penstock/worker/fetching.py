@@ -49,6 +49,8 @@ class Fetcher:
     """Seconds until the sequence begins to compute, if it has nothing to wait for."""
     least_wait_s: float = 0.0
     """For blocks that the store has to bring, however soon they are computed."""
+    hands_on: bool = False
+    """Whether another worker will fetch these blocks from the store."""
     blocks: int = 0
     """Number of leading blocks that are in the pages."""
     tiers: list[str] = field(default_factory=list)
@@ -108,12 +110,16 @@ class Fetcher:
             count += 1
         return count
 
-    def tell_uses(self) -> None:
-        """Lets the store hear of the blocks that it has and that were taken from pages, once of each."""
+    async def tell_uses(self) -> None:
+        """Lets the store hear of the blocks that it has and that were taken from pages, once of each; waits for what it
+        says of those that another worker will fetch."""
         stored = self.stored
         taken = [key for key, tier in zip(self.keys[:stored], self.tiers, strict=False) if tier == "worker"]
-        self.known.used(taken[self._told :], self.origin.session)
-        self._told = len(taken)
+        new, self._told = taken[self._told :], len(taken)
+        if self.hands_on:
+            await self.known.confirm(new, self.origin.session)
+        else:
+            self.known.used(new, self.origin.session)
 
     def used(self, tokens: int) -> Counter[str]:
         """Counts the first `tokens` tokens by the tier of their blocks; tokens that were not loaded are left out."""
@@ -178,8 +184,8 @@ class StoredPrefix:
             waited = time.monotonic() - begin
             if found:
                 await fetcher.upto(fetcher.blocks + found, pages)
+        await fetcher.tell_uses()
         self._loaded(fetcher.stored)
-        fetcher.tell_uses()
         valid = fetcher.blocks * fetcher.block_size
         return LoadResult(valid_tokens=valid, cached_tokens=valid, stored_blocks=fetcher.stored, waited_s=waited)
 

@@ -2,7 +2,7 @@
 
 A store keeps what is used. A sequence that takes its blocks from pages asks for none, so the store is told, several
 times a second at most. What the worker believes of the store is a hint: the store's answer says which blocks it does
-not have, and those are published when they are used the next time.
+not have, and those are published when they are used the next time. Who hands blocks on through the store asks first.
 """
 
 from __future__ import annotations
@@ -73,6 +73,11 @@ class StoredKeys:
         self._waiting += len(mine)
         self._wake.set()
 
+    async def confirm(self, keys: Sequence[bytes], session: str) -> None:
+        """As `used`, and returns when the store has said which of them it does not have."""
+        if keys:
+            await self._tell_all({session: dict.fromkeys(keys)})
+
     def block_named(self, key: bytes) -> None:
         """The store may have it or not."""
 
@@ -86,18 +91,18 @@ class StoredKeys:
             await self._wake.wait()
             self._wake.clear()
             uses, self._uses, self._waiting = self._uses, {}, 0
-            try:
-                for batch in _batches(uses):
-                    await self._tell(batch)
-            except StoreFault as fault:
-                self._metrics.store_faults.labels("touch").inc()
-                _LOG.warning("the store does not hear of uses", reason=str(fault))
+            await self._tell_all(uses)
             await asyncio.sleep(_PAUSE_S)
 
-    async def _tell(self, uses: Uses) -> None:
-        absent = await self._store.touch(uses)
-        self._keys.difference_update(absent)
-        self._metrics.touched.inc(sum(len(keys) for _, keys in uses) - len(absent))
+    async def _tell_all(self, uses: dict[str, dict[bytes, None]]) -> None:
+        try:
+            for batch in _batches(uses):
+                absent = await self._store.touch(batch)
+                self._keys.difference_update(absent)
+                self._metrics.touched.inc(sum(len(keys) for _, keys in batch) - len(absent))
+        except StoreFault as fault:
+            self._metrics.store_faults.labels("touch").inc()
+            _LOG.warning("the store does not hear of uses", reason=str(fault))
 
     def _look(self) -> None:
         """Forgets everything when the store is another one, or has begun anew."""

@@ -115,8 +115,8 @@ class Worker:
             _LOG.warning(what, request=request.request_id)
             raise Unavailable(what, code="not_planned")
 
-    def work(self, order: Order) -> Work:
-        """The hooks of one request."""
+    def work(self, order: Order, *, hands_on: bool = False) -> Work:
+        """The hooks of one request; with `hands_on` another worker will fetch its blocks from the store."""
         tokens, size = order.tokens, self.engine.spec.block_size
         if order.request.adapter:
             self.adapted_roots.used(order.cache_root, order.origin.namespace)
@@ -132,6 +132,7 @@ class Worker:
             cost=self._block_seconds,
             queue_s=self._queue_s,
             least_wait_s=self.config.fetch_wait_s,
+            hands_on=hands_on,
         )
         # Who yields may take long over its prompt: nobody is to wait for it.
         least_s = inf if order.request.yields else self.config.claim_s

@@ -112,7 +112,7 @@ class Giving:
         self.blocks = self.stored = min(count, self.stored_then.pop(0))
         return self.blocks == count
 
-    def tell_uses(self) -> None: ...
+    async def tell_uses(self) -> None: ...
 
 
 async def test_what_others_computed_is_loaded_and_only_that() -> None:

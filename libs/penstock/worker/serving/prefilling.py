@@ -42,7 +42,7 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
         first = len(message.output_ids) + 1
         order = order_from_message(message, max_tokens=min(wanted, first))
         self._worker.check_planned(message, request.capability)
-        work = self._worker.work(order)
+        work = self._worker.work(order, hands_on=True)
         name = (message.request_id, request.capability.epoch, request.capability.mac)
         with self._handoffs.offer(name, work.sink) as entry:
             told = 0
