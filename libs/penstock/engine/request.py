@@ -85,6 +85,9 @@ class Request:
     """Seconds by which it is later in line than it came, or earlier. Lower is earlier."""
     yields: bool = False
     """It gets only what requests that do not yield leave of each step, and gives way to them at once."""
+    resumed: bool = False
+    """It was being generated when something failed. It comes before prompts of all owners, as its next token would
+    have."""
 
 
 class TokenOut(msgspec.Struct, frozen=True, gc=False):

@@ -223,6 +223,7 @@ class Request(_message.Message):
     YIELDS_FIELD_NUMBER: _builtins.int
     SEAL_KEY_FIELD_NUMBER: _builtins.int
     ADAPTER_FIELD_NUMBER: _builtins.int
+    RESUMED_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """unique per choice; appears in every log line and span"""
     cache_root: _builtins.bytes
@@ -239,6 +240,8 @@ class Request(_message.Message):
     """32 bytes: of the tenant's sealed blocks. Empty where blocks are not sealed"""
     adapter: _builtins.str
     """fingerprint of the adapter that is added to the model; cache_root covers it. Empty: none"""
+    resumed: _builtins.bool
+    """the mesh has interrupted it after output_ids: it comes before all that have none yet"""
     @_builtins.property
     def prompt_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """fixed: on the wire as in memory, so that a long prompt costs one copy"""
@@ -273,10 +276,11 @@ class Request(_message.Message):
         yields: _builtins.bool = ...,
         seal_key: _builtins.bytes = ...,
         adapter: _builtins.str = ...,
+        resumed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "cache_root", b"cache_root", "namespace", b"namespace", "output_ids", b"output_ids", "priority", b"priority", "prompt_ids", b"prompt_ids", "request_id", b"request_id", "retain", b"retain", "sampling", b"sampling", "seal_key", b"seal_key", "session", b"session", "sources", b"sources", "yields", b"yields"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "cache_root", b"cache_root", "namespace", b"namespace", "output_ids", b"output_ids", "priority", b"priority", "prompt_ids", b"prompt_ids", "request_id", b"request_id", "resumed", b"resumed", "retain", b"retain", "sampling", b"sampling", "seal_key", b"seal_key", "session", b"session", "sources", b"sources", "yields", b"yields"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

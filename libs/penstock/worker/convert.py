@@ -50,6 +50,7 @@ def order_from_message(message: common_pb2.Request, max_tokens: int | None = Non
         session=message.session.encode(),
         priority=_priority(message.priority),
         yields=message.yields,
+        resumed=message.resumed,
     )
     origin = Origin(message.session, message.namespace, tuple(message.sources), message.seal_key)
     return Order(request=request, cache_root=message.cache_root, origin=origin, marks=_marks(message))

@@ -71,6 +71,19 @@ def test_chunks_fill_the_budget_in_order_of_arrival():
     assert made.admit == [2, 3]
 
 
+def test_what_is_resumed_comes_before_prompts_that_are_begun():
+    active = [running(-7, 40, 8), running(1, 20, 10), running(2, 9)]
+    made = plan(LIMITS, 100, active, [One(-6, 9, 9), One(3, 30, 30)], {})
+    assert rows_of(made) == [(2, 1, 0, 1), (-7, 8, 0, 0), (-6, 9, 0, 2), (1, 10, 0, 0)]
+    made = plan(LIMITS, 100, active, [One(3, 30, 30)], {})
+    assert rows_of(made) == [(2, 1, 0, 1), (-7, 8, 0, 0), (1, 10, 0, 0), (3, 13, 0, 4)]
+
+
+def test_none_begins_before_what_is_resumed_and_does_not_fit():
+    made = plan(LIMITS, 5, [running(1, 20, 10)], [One(-6, 60, 60), One(3, 8, 8)], {})
+    assert (rows_of(made), made.admit) == ([(1, 10, 0, 0)], [])
+
+
 def test_prompts_have_less_room_beside_streams_of_this_worker_and_of_others():
     prompts = [running(1, 20, 10)], [One(2, 15, 15)]
     room = PromptRoom(beside=3, alone=12)
@@ -332,7 +345,7 @@ leftovers = st.builds(
 @st.composite
 def situations(draw):
     limits = StepLimits(draw(st.integers(4, 40)), draw(st.integers(1, 4)), draw(st.sampled_from([1, 4, 16])))
-    tickets = draw(st.lists(st.integers(0, 50), unique=True, max_size=10))
+    tickets = draw(st.lists(st.integers(-4, 50), unique=True, max_size=10))
     split = draw(st.integers(0, min(len(tickets), limits.max_running)))
     lines: list[list[One]] = [[], []]
     for line, part in enumerate((sorted(tickets[:split]), sorted(tickets[split:]))):
@@ -440,7 +453,8 @@ class Play:
         chain = Chain(b"", self.limits.block_size, tokens) if self.luck.random() < 0.7 else None
         owner, priority = self.luck.choice([b"a", b"b"]), self.luck.choice([0, 0, 5, -5])
         yields = self.yielding > 0 and self.luck.random() < self.yielding
-        request = Request(str(ticket), tokens, sampling, owner=owner, priority=priority, yields=yields)
+        more = {"yields": yields, "resumed": not yields and self.luck.random() < 0.1}
+        request = Request(str(ticket), tokens, sampling, owner=owner, priority=priority, **more)
         live = new_live(request, ticket, frozenset(), chain=chain, now=ticket)
         return live, min(loaded, self.limits.pages_for(prompt))
 
@@ -680,6 +694,17 @@ def lined_up(*asked):
 def test_a_priority_exchanges_places_with_those_of_its_owner_only():
     assert lined_up((b"a", 0), (b"b", 0), (b"a", 9), (b"b", 0), (b"a", -9))[1] == [4, 1, 0, 3, 2]
     assert lined_up((b"a", 0), (b"a", 0), (b"b", -1000), (b"a", 0))[1] == [0, 1, 2, 3], "others are not passed"
+
+
+def test_what_is_resumed_passes_all_owners_and_lends_its_place_to_none():
+    scheduler, order = lined_up((b"a", 0), (b"b", 0), (b"a", 0))
+    for ticket, owner, priority, resumed in ((7, b"b", -60, True), (8, b"b", 0, True), (9, b"b", -1000, False)):
+        request = Request(
+            str(ticket), (0,) * 4, SamplingParams(max_tokens=2), (1,), owner, priority=priority, resumed=resumed
+        )
+        scheduler.add(new_live(request, ticket, frozenset(), now=5.0))
+    assert order == [0, 1, 2]
+    assert [live.ticket for live in scheduler.situation({}).waiting] == [7, 8, 0, 9, 2, 1]
 
 
 def test_a_priority_is_so_many_seconds_so_nobody_waits_for_ever():

@@ -12,7 +12,7 @@ from penstock.engine.pages import PagePool
 from penstock.kv.client.reading import Leased
 from penstock.runtime.metrics import WorkerMetrics
 from penstock.worker import fetching
-from penstock.worker.fetching import Fetcher
+from penstock.worker.fetching import Fetcher, StoredPrefix
 from penstock.worker.stored import StoredKeys
 
 
@@ -95,6 +95,34 @@ async def test_what_the_engine_has_is_not_fetched() -> None:
     assert (one.blocks, store.leases, pages.intact) == (20, 2, 20)
     assert one.used(20 * 16) == {"worker": 7 * 16, "remote": 13 * 16}
     assert one.stored == 0, "a sink reports what the store may lack"
+
+
+class AskedStore(SlowStore):
+    """Hears of uses; lacks the block with this key."""
+
+    def __init__(self, lacks: bytes) -> None:
+        super().__init__(0)
+        self.lacks, self.heard = lacks, 0
+
+    async def touch(self, used: Sequence[tuple[str, Sequence[bytes]]]) -> list[bytes]:
+        self.heard += 1
+        return [key for _, keys in used for key in keys if key == self.lacks]
+
+
+@pytest.mark.parametrize("hands_on", [True, False])
+async def test_who_hands_blocks_on_believes_the_store_alone(hands_on: bool) -> None:
+    """What the worker remembers of its store may be old: another worker would miss the blocks behind the first gap."""
+    keys = [number.to_bytes(32) for number in range(8)]
+    store, pool, told = AskedStore(keys[5]), PagePool(8), list[int]()
+    for page, key in zip(pool.allocate("a", 8), keys, strict=True):
+        pool.name(page, key, key, 0)
+    one = fetcher(store, lambda first_token: 10.0)
+    one.known, one.keys, one.hands_on = StoredKeys(store, pool, one.metrics), keys, hands_on  # type: ignore[arg-type]
+    one.known.learn(keys)
+    result = await StoredPrefix(one, 8, told.append).load(Pages(here=8))  # type: ignore[arg-type]
+    stored = 5 if hands_on else 8
+    assert (told, result.stored_blocks, result.valid_tokens) == ([stored], stored, 8 * 16)
+    assert store.heard == hands_on
 
 
 class PacedStore(SlowStore):

@@ -12,6 +12,8 @@ from math import inf
 YIELDS_FROM = 1 << 60
 """Places from here on are those of sequences that yield: so they stand behind all others in every line, and are the
 first to lose their pages."""
+RESUMED_FROM = -YIELDS_FROM
+"""Places from here to 0 are those of sequences that are resumed: they stand before all others."""
 _SHARE = 0.05
 """Of a step with streams that may go to those that yield: it is what they make it longer by."""
 _BASES = 2.0

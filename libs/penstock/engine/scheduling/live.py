@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from penstock.engine.request import FinishReason, Request
 from penstock.engine.rules import FREE, TextRules
 from penstock.engine.sampling.choice import Choice, Chosen
-from penstock.engine.scheduling.leftover import YIELDS_FROM
+from penstock.engine.scheduling.leftover import RESUMED_FROM, YIELDS_FROM
 from penstock.engine.step.run import Run
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Live:
     """Order of arrival, unique in the engine."""
     place: int
     """In line. That of its arrival, unless others of the same owner have exchanged theirs with it; behind all others
-    when it yields."""
+    when it yields, and before them, below 0, when it is resumed."""
     rank: float
     """When it came, in seconds, and its priority: those of one owner have their places in this order."""
     owner: str
@@ -178,7 +178,7 @@ def new_live(
         request=request,
         id=request.id,
         ticket=ticket,
-        place=ticket + (YIELDS_FROM if request.yields else 0),
+        place=ticket + (YIELDS_FROM if request.yields else RESUMED_FROM if request.resumed else 0),
         rank=now + request.priority,
         owner=owner,
         stops=stops,

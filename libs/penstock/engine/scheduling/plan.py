@@ -2,11 +2,11 @@
 
 `plan` reads the lines and the number of free pages and decides, without changing anything; `Scheduler` carries it out.
 
-Decode rows come first, then drafts, then chunks of prompts already begun, then new sequences in order of their places,
-all within `max_batch_tokens` and what prompts may have of the step (`PromptRoom`). When pages run out, sequences that
-do not run yet give up their loaded pages; then the youngest running sequence goes back to the line and keeps its
-output. That does not free pages that a sink still holds; a sequence for which no page can be freed skips steps until
-the sink lets go.
+Decode rows come first, then drafts, then sequences that are resumed, then chunks of prompts already begun, then new
+sequences in order of their places, all within `max_batch_tokens` and what prompts may have of the step (`PromptRoom`).
+When pages run out, sequences that do not run yet give up their loaded pages; then the youngest running sequence goes
+back to the line and keeps its output. That does not free pages that a sink still holds; a sequence for which no page
+can be freed skips steps until the sink lets go.
 
 No block is computed twice: a sequence whose next block is computed in this step, by another before it, skips the step
 and has that block's page at the next one. It keeps its place, and none behind it in the line begins before it. Who
@@ -161,28 +161,36 @@ class _Planner:
         if count == left and self.room.enough is not None and self.prompt_tokens >= self.room.enough:
             self.budget = 0
 
-    def admit(self, line: Sequence[Schedulable], stalled: bool) -> None:
-        """New sequences in order, each with pages for all it knows, so that a prefill never starves half-way."""
+    def proceed(self, line: Sequence[Schedulable]) -> None:
+        """Chunks of prompts already begun, in order."""
+        for live in line:
+            if live in self.running and self.budget > 0 and not self.waits(live):
+                self.prefill(live, 0, *self.left(live))
+
+    def admit(self, line: Sequence[Schedulable], stalled: bool) -> bool:
+        """New sequences in order, each with pages for all it knows, so that a prefill never starves half-way. Whether
+        all of them begin."""
         for live in line:
             if self.budget < 1 or self.waits(live):
-                return
+                return False
             need = self.missing(live, live.length)
             if not yields(live):
                 self.clear(live, need)
             if len(self.running) >= self.limits.max_running:
-                return
+                return False
             while not self.running and self.free < need:
                 loading, after = self.loading if stalled else (), live.place if yields(live) else -1
                 if not (self.strip(self.waiting, loading, live.place) or self.strip(loading, after=after)):
                     break
             if self.free - need < self.kept_free(live):
-                return
+                return False
             left, copied = self.left(live)
             if self.budget < left <= self.whole:
                 self.budget = left
             self.running.append(live)
             self.plan.admit.append(live.ticket)
             self.prefill(live, need, left, copied)
+        return True
 
     def kept_free(self, live: Schedulable) -> int:
         """Pages that have to be left when a sequence begins: one for each that runs; it does not count those that would
@@ -246,15 +254,18 @@ class _Planner:
             return
         self.plan.settled = False
         self.budget = min(tokens, self.budget)
-        for live in begun:
-            if self.budget > 0 and not self.waits(live):
-                self.prefill(live, 0, *self.left(live))
+        self.proceed(begun)
         self.admit([live for live in waiting if live.ticket not in self.plan.strip], stalled)
 
 
 def yields(live: Schedulable) -> bool:
     """Whether the sequence gets only what others leave."""
     return live.place >= YIELDS_FROM
+
+
+def resumed(live: Schedulable) -> bool:
+    """Whether the sequence comes before prompts, those that are begun too."""
+    return live.place < 0
 
 
 def plan(situation: Situation) -> StepPlan:
@@ -275,11 +286,12 @@ def plan(situation: Situation) -> StepPlan:
         work.draft(live, portion, situation.drafts.get(live.ticket, 0))
         work.plan.portions.append(portion)
     work.bound_prompts(bool(decoding))
-    for live in others:
-        if live in work.running and live.remaining > 1 and work.budget > 0 and not work.waits(live):
-            work.prefill(live, 0, *work.left(live))
-    if not work.crowded:
-        work.admit([live for live in situation.waiting if not yields(live)], situation.stalled)
+    begun, line = [live for live in others if live.remaining > 1], situation.waiting
+    work.proceed([live for live in begun if resumed(live)])
+    may_begin = not work.crowded and work.admit([live for live in line if resumed(live)], situation.stalled)
+    work.proceed([live for live in begun if not resumed(live)])
+    if may_begin:
+        work.admit([live for live in line if not (resumed(live) or yields(live))], situation.stalled)
     if len(others) < len(situation.running) or any(map(yields, situation.waiting)):
         work.fill(situation.stalled)
     return work.plan

@@ -14,7 +14,7 @@ from penstock.engine.sampling.choice import Chosen
 from penstock.engine.scheduling.leftover import ANY_LEFTOVER, YIELDS_FROM, Leftover
 from penstock.engine.scheduling.live import Live
 from penstock.engine.scheduling.outstanding import Outstanding
-from penstock.engine.scheduling.plan import plan, yields
+from penstock.engine.scheduling.plan import plan, resumed, yields
 from penstock.engine.scheduling.sharing import Sharing
 from penstock.engine.scheduling.situation import ANY_ROOM, PromptRoom, Situation, StepLimits
 
@@ -202,9 +202,9 @@ class Scheduler:
     def _rank(self, live: Live) -> None:
         """Gives a sequence that comes its place among those of the same owner that do not run yet: these take their
         places in order of rank. So a priority lets nobody pass a sequence of another owner."""
-        owner, rank, own = live.request.owner, live.rank, live.request.yields
+        owner, rank, own = live.request.owner, live.rank, (yields(live), resumed(live))
         line = (one for one in (*self._waiting, *self._loading) if one.rank > rank and one.request.owner == owner)
-        later = [one for one in line if one.request.yields is own]
+        later = [one for one in line if (yields(one), resumed(one)) == own]
         if not later:
             return
         later.sort(key=_by_place)

@@ -190,7 +190,8 @@ class Completer:
             completion.place = place_of(caller.repeat, secret, len(completion.choices))
             if self._answers is not None and ask.sampling.tokens_alone:
                 completion.stored = self._answers.of(secret, len(completion.choices))
-                completion.recall(await completion.stored.read(self._threads))
+                recalled = await completion.stored.read(self._threads)
+                completion.recall(recalled, interrupted=not completion.stored.left)
         try:
             async with (
                 asyncio.timeout(self._left(caller) + _LAST_WORDS_S),

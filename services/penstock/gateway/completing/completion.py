@@ -181,7 +181,7 @@ class Completion:
         the garbage collector looks for them, with all their tokens."""
         self.settle()
         if self.stored is not None:
-            self.stored.close()
+            self.stored.close(left=self.given_up)
         self._choices = []
         self.outbox.close()
 
@@ -189,11 +189,11 @@ class Completion:
         """Adds a choice; those of one prompt follow each other."""
         self._choices.append(choice)
 
-    def recall(self, found: Sequence[Sequence[int]]) -> None:
-        """The answers begin with these tokens, by choice. The last of each is generated again: the worker that does it
-        says whether the answer ends with it."""
+    def recall(self, found: Sequence[Sequence[int]], *, interrupted: bool) -> None:
+        """The answers begin with these tokens, by choice; `interrupted` as for a Flow. The last of each is generated
+        again: the worker that does it says whether the answer ends with it."""
         for choice, tokens in zip(self._choices, found, strict=True):
-            choice.flow.recall(tokens[:-1])
+            choice.flow.recall(tokens[:-1], interrupted=interrupted)
 
     async def run(self) -> None:
         """Runs all choices to their ends, or fails the request."""

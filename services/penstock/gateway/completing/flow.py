@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import structlog
@@ -106,6 +107,7 @@ class Flow:
             self._note_loss(lost)
             self._count_defect(lost)
             self.account.replans += 1
+            self._request = replace(self._request, interrupted=True)
             self._avoid_member(lost)
             self._log.warning("worker failed, replanning", avoid=list(self._avoid), tokens=len(self._tokens))
 
@@ -114,8 +116,10 @@ class Flow:
         """The tokens of `recall`, before `run`."""
         return self._tokens
 
-    def recall(self, tokens: Sequence[int]) -> None:
-        """The answer begins with these tokens, which workers have generated before. Call it before `run`."""
+    def recall(self, tokens: Sequence[int], *, interrupted: bool) -> None:
+        """The answer begins with these tokens, which workers have generated before; `interrupted` says that something
+        of the mesh failed then. Call it before `run`."""
+        self._request = replace(self._request, interrupted=interrupted)
         self._tokens.extend(tokens)
         self.account.recalled = len(tokens)
 

@@ -7,6 +7,9 @@ answers, and what was not told before a gateway died is generated again, as all 
 A token takes twelve bytes: its number, and eight of a keyed hash over its choice, its place and itself. Only who knows
 the request's key and the server key can make them: whoever else writes to that Redis changes no answer. Two gateways
 that run one request write the same bytes to the same places.
+
+Where a client has left an answer, that is noted beside it: who asks again then was not interrupted by the mesh, and
+passes nobody else's prompts.
 """
 
 from __future__ import annotations
@@ -53,11 +56,15 @@ class StoredAnswer:
         """What is not written yet, by choice."""
         self.offsets = [0] * choices
         """Where that belongs, in bytes."""
+        self.left_name = f"{_ROOT}:{name}:left"
+        self.left = False
+        """Whether a client has left it: before, after `read`; then also this one."""
         self.closed = False
 
     async def read(self, threads: Threads) -> Sequence[Sequence[int]]:
         """The tokens of each choice that are known; what cannot be read in time is not."""
-        found = await self._store.read(self.names)
+        *found, left = await self._store.read([*self.names, self.left_name])
+        self.left = bool(left)
         most = max(map(len, found), default=0)
         if not most:
             return [() for _ in self.names]
@@ -77,9 +84,11 @@ class StoredAnswer:
         del self.waiting[choice][:size]
         self.offsets[choice] += size
 
-    def close(self) -> None:
-        """No more tokens come; what waits has one more chance to be written."""
-        self.closed = True
+    def close(self, *, left: bool) -> None:
+        """No more tokens come; what waits has one more chance to be written. `left` says that the client has left."""
+        self.closed, self.left = True, left
+        if left:
+            self._store.told(self)
 
     def _tokens(self, choice: int, data: bytes) -> Sequence[int]:
         """Those before the first that is missing, damaged or of another place."""
@@ -117,15 +126,16 @@ class AnswerStore:
 
     async def read(self, names: Sequence[str]) -> Sequence[bytes]:
         """What lies at these keys; empty where nothing does, or Redis does not say so in time."""
+        nothing = [b""] * len(names)
         if self._away:
-            return []
+            return nothing
         try:
             async with asyncio.timeout(_READ_S):
                 found = cast("list[bytes | None]", await asked(self._redis.mget(names)))
                 return [value or b"" for value in found]
         except OSError as error:  # a TimeoutError is one
             self._failed(error)
-            return []
+            return nothing
 
     async def keep(self) -> None:
         """Writes what is added, behind the answers. Never returns; cancel it."""
@@ -137,13 +147,15 @@ class AnswerStore:
         untold, self._untold = self._untold, {}
         pipe, sizes = self._redis.pipeline(transaction=False), []
         for answer in untold:
+            if answer.closed and answer.left:
+                pipe.set(answer.left_name, b"1", ex=_KEPT_S)
             for choice, waiting in enumerate(answer.waiting):
                 if waiting:
                     name = answer.names[choice]
                     pipe.setrange(name, answer.offsets[choice], bytes(waiting))
                     pipe.expire(name, _KEPT_S)
                     sizes.append((answer, choice, len(waiting)))
-        if not sizes:
+        if not len(pipe):
             return
         try:
             await asked(pipe.execute())

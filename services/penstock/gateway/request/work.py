@@ -66,6 +66,8 @@ class ChoiceRequest:
     """Likewise for each of the others: seconds after the one before."""
     yields: bool = False
     """It is served only where nobody else wants to be."""
+    interrupted: bool = False
+    """Its answer had begun when something of the mesh failed."""
 
 
 @dataclass(frozen=True, slots=True)
