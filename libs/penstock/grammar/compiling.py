@@ -31,7 +31,8 @@ from penstock.runtime.tasks import Failed, beside
 
 _HELPERS = 2
 _NICE = 10
-"""How much lower a helper's priority is, from its start on: reading a tokenizer is work as well."""
+"""How much lower a helper's priority is, once it is ready; one that a grammar has made necessary has it from its start
+on."""
 _WAITING = 32
 """Recipes of one tenant that wait."""
 _START_S = 60.0
@@ -80,6 +81,10 @@ class GrammarCompiler:
         self._known = _Known()
         self._pending: dict[bytes, asyncio.Future[str | PenstockError]] = {}
         self._turns: Turns[_Job] = Turns(at_once=_HELPERS - 1, most=_WAITING)
+        self._idle: list[_Helper] = []
+        """The one that was used last is the next: no second one is started while one is enough."""
+        self._exceeded = False
+        """Whether a grammar has ended a helper since the last start."""
         self.started = 0
         """Helper processes that were started."""
 
@@ -113,34 +118,49 @@ class GrammarCompiler:
             self._known.put(digest, verdict)
 
     async def serve(self) -> None:
-        """Has recipes tried by one helper process after the other, each started when it is needed."""
-        helper: _Helper | None = None
-        try:
-            while True:
-                tenant, job = await self._turns.next()
-                try:
-                    verdict: str | PenstockError | None = None
-                    for _ in range(_TRIES):
-                        if helper is not None and helper.has_ended:
-                            await helper.end()
-                            helper = None
-                        helper = helper or await self._start()
-                        if verdict := await self._try(helper, job.recipe):
-                            job.verdict.set_result(verdict)
-                            break
-                finally:
-                    self._turns.done(tenant)
-                    if not job.verdict.done():
-                        job.verdict.set_result(Unavailable("grammars can't be compiled now; try again", retry_after=1))
-        finally:
-            if helper is not None:
-                await helper.end()
+        """Has recipes tried, one after the other, by helper processes that are started when they are needed."""
+        while True:
+            tenant, job = await self._turns.next()
+            try:
+                for _ in range(_TRIES):
+                    helper = await self._ready()
+                    verdict = await self._try(helper, job.recipe)
+                    if not helper.has_ended:
+                        self._idle.append(helper)
+                    if verdict:
+                        job.verdict.set_result(verdict)
+                        break
+            finally:
+                self._turns.done(tenant)
+                if not job.verdict.done():
+                    job.verdict.set_result(Unavailable("grammars can't be compiled now; try again", retry_after=1))
+
+    async def prepare(self) -> None:
+        """Starts a helper before it is needed, unless none can be started now."""
+        with suppress(ConnectionError, TimeoutError):
+            self._idle.append(await self._start())
+
+    async def close(self) -> None:
+        """Ends the helpers that have nothing to do."""
+        while self._idle:
+            await self._idle.pop().end()
+
+    async def _ready(self) -> _Helper:
+        """A helper, for one recipe. Raises ConnectionError when none is there and none can be started."""
+        while self._idle:
+            helper = self._idle.pop()
+            if not helper.has_ended:
+                return helper
+            await helper.end()
+        return await self._start()
 
     async def _start(self) -> _Helper:
         """A helper that is ready. Raises ConnectionError when one after the other ends before it is."""
         for left in reversed(range(_TRIES)):
             self.started += 1
             helper = await _Helper.start(self._tokenizer)
+            if self._exceeded:
+                helper.recede()
             try:
                 async with asyncio.timeout(_START_S):
                     await helper.ask(msgspec.json.encode(self._bounds))
@@ -152,6 +172,8 @@ class GrammarCompiler:
                 if not left:
                     raise
             else:
+                self._exceeded = False
+                helper.recede()
                 return helper
         raise AssertionError("the last try returns or raises")
 
@@ -167,6 +189,7 @@ class GrammarCompiler:
             if status in _FROM_OUTSIDE:
                 structlog.get_logger("penstock.grammar").warning("a helper was ended", status=status)
                 return None
+            self._exceeded = True
             at = recipe.parts[0][1].at
             what = f"{at}: is too complex: it takes more than {limit:g} s or too much memory to compile"
             return InvalidRequest(what, field=at, code="schema_too_complex")
@@ -190,19 +213,23 @@ class _Helper:
         self._process = process
         self._reader = reader
         self._writer = writer
+        self._priority = os.getpriority(os.PRIO_PROCESS, 0) + _NICE
 
     @classmethod
     async def start(cls, tokenizer: Path) -> _Helper:
         """Starts one."""
         process, stream = _started(sys.executable, "-m", "penstock.grammar.helper", str(tokenizer))
         try:
-            with suppress(ProcessLookupError):  # one that has ended at once says so when it is asked
-                os.setpriority(os.PRIO_PROCESS, process.pid, os.getpriority(os.PRIO_PROCESS, 0) + _NICE)
             return cls(process, *await asyncio.open_unix_connection(sock=stream))
         except BaseException:
             process.kill()
             process.wait()
             raise
+
+    def recede(self) -> None:
+        """From now on others come first."""
+        with suppress(ProcessLookupError):  # one that has ended says so when it is asked
+            os.setpriority(os.PRIO_PROCESS, self._process.pid, self._priority)
 
     @property
     def has_ended(self) -> bool:
@@ -247,13 +274,19 @@ def _started(*command: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
 
 @asynccontextmanager
 async def open_compiler(
-    tokenizer: Path, *, failed: Failed, cpu_s: float = 2.0, memory_bytes: int = 1 << 30
+    tokenizer: Path, *, failed: Failed, cpu_s: float = 2.0, memory_bytes: int = 1 << 30, at_hand: bool = False
 ) -> AsyncIterator[GrammarCompiler]:
-    """Compiles for the length of the block. A grammar may take `cpu_s` and `memory_bytes`; `tokenizer` is the file."""
+    """Compiles for the length of the block. A grammar may take `cpu_s` and `memory_bytes`; `tokenizer` is the file.
+    `at_hand`: the first helper is started at once, for who may have to go on with others' answers."""
     compiler = GrammarCompiler(tokenizer, Bounds(cpu_s, memory_bytes))
     async with AsyncExitStack() as stack:
+        stack.push_async_callback(compiler.close)
         for _ in range(_HELPERS):
             await stack.enter_async_context(
                 beside(compiler.serve, name="grammars", on_failure="restart", failed=failed)
+            )
+        if at_hand:
+            await stack.enter_async_context(
+                beside(compiler.prepare, name="helper", on_failure="restart", failed=failed)
             )
         yield compiler

@@ -112,10 +112,8 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
         AsyncExitStack() as stack,
     ):
         models = [await stack.enter_async_context(rendering_apart(source.model)) for source in sources]
-        compilers = [
-            await stack.enter_async_context(open_compiler(tokenizer_path(source.dir), failed=failed))
-            for source in sources
-        ]
+        open_ready = partial(open_compiler, failed=failed, at_hand=bool(config.answer_store))
+        compilers = [await stack.enter_async_context(open_ready(tokenizer_path(source.dir))) for source in sources]
         with open_threads() as threads:
             limiter = Limiter(terms, ledger.spent_today)
             several = auth.ring is not None

@@ -66,6 +66,25 @@ async def test_a_grammar_is_made_once_and_nothing_starts_before_it_is_needed() -
         assert found.started == 1 and helper.nice() >= min(19, psutil.Process().nice() + 10)
 
 
+async def test_one_helper_is_enough_for_one_grammar_after_the_other() -> None:
+    async with compiler() as found:
+        for number in range(6):
+            await found.grammar(recipe({"const": number}), f"tenant {number % 2}")
+        assert found.started == len(helpers()) == 1
+    assert not helpers()
+
+
+async def test_a_helper_can_be_at_hand_before_the_first_grammar() -> None:
+    failed: list[str] = []
+    async with open_compiler(MINI, failed=failed.append, at_hand=True) as found:
+        async with asyncio.timeout(30):
+            while not (helpers() and helpers()[0].nice() > psutil.Process().nice()):
+                await asyncio.sleep(0)
+        await found.grammar(recipe({"type": "integer"}), "one")
+        assert found.started == 1
+    assert not failed and not helpers()
+
+
 async def test_what_is_wrong_is_known_the_second_time() -> None:
     async with compiler() as found:
         for _ in range(2):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from penstock.gateway.completing import flow
 from penstock.gateway.completing.account import ChoiceAccount
 from penstock.gateway.completing.attempt import Attempt
 from penstock.gateway.completing.flow import Flow
+from penstock.gateway.completing.prompts import with_output
 from penstock.gateway.request.ask import Sampling
 from penstock.gateway.request.work import (
     Assignment,
@@ -35,6 +37,7 @@ from penstock.gateway.request.work import (
     SampledToken,
 )
 from penstock.kv.hint import ReturnHint
+from penstock.kv.identity import block_keys
 from penstock.runtime.drafts import DraftAccount
 
 PROMPT = range(20)
@@ -99,9 +102,11 @@ class Plans:
     answers: list[Assignment | Exception]
     asked: list[tuple[int, list[str]]] = field(default_factory=list)
     told: list[int] = field(default_factory=list)
+    requests: list[ChoiceRequest] = field(default_factory=list)
 
     async def ask(self, request: ChoiceRequest, generated: int, avoid: Mapping[str, Reason]) -> Assignment:
         self.asked.append((generated, list(avoid)))
+        self.requests.append(request)
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, Exception):
             raise answer
@@ -167,7 +172,15 @@ class Bench:
         self.stop_at = stop_at
         self.waits = 0
         self.pauses: list[float] = []
-        self.flow = Flow(REQUEST, plans, workers, self.accept, hopeful=self.hopeful, failover_s=failover_s)
+        self.flow = Flow(
+            REQUEST,
+            plans,
+            workers,
+            self.accept,
+            hopeful=self.hopeful,
+            failover_s=failover_s,
+            grown=partial(with_output, 16),
+        )
 
     def accept(self, token: SampledToken) -> bool:
         self.accepted.append(token.index)
@@ -304,6 +317,21 @@ async def test_another_worker_goes_on_where_the_first_was_lost() -> None:
     both = DraftAccount(2, [0, 0, 3, 0], [0, 0, 2, 0], [2, 1], [2, 0])
     assert account.drafts == both, "of both workers"
     assert (account.use, account.defects) == (use(), 0), "the prompt is charged once, and the second report adds up too"
+
+
+async def test_a_router_hears_of_the_blocks_of_an_answer_that_goes_on() -> None:
+    """Who has them need not compute them: not only those of the prompt."""
+    told = range(14)
+    bench = Bench(
+        Plans([ALONE]),
+        Workers([says(decoded(*told, use=use()), decode_lost()), says(decoded(len(told), finish="stop"))]),
+    )
+    await bench.flow.run()
+    first, second = bench.plans.requests
+    assert not first.keys and not first.interrupted
+    tokens = [*PROMPT, *(100 + index for index in told)]
+    assert second.keys == block_keys(REQUEST.root, tokens, 16) and len(second.keys) == 2
+    assert second.interrupted and second.prompt_ids == PROMPT
 
 
 async def test_the_only_worker_may_take_its_time_to_come_back() -> None:

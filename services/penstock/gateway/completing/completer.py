@@ -31,10 +31,10 @@ from penstock.gateway.completing.constraining import recipe_of, without_end
 from penstock.gateway.completing.counting import count
 from penstock.gateway.completing.cutting import last_tokens, room_for_answer
 from penstock.gateway.completing.fingerprint import system_fingerprint
-from penstock.gateway.completing.flow import Flow
+from penstock.gateway.completing.flow import Flow, Grown
 from penstock.gateway.completing.heard import Heard
 from penstock.gateway.completing.past import PastRequests
-from penstock.gateway.completing.prompts import Naming, Prepared, opening, prepare, weight
+from penstock.gateway.completing.prompts import Naming, Prepared, opening, prepare, weight, with_output
 from penstock.gateway.completing.repeating import place_of, request_parts, secret_of
 from penstock.gateway.completing.stored_answers import AnswerStore
 from penstock.gateway.completing.threads import Threads
@@ -275,7 +275,8 @@ class Completer:
             request = replace(request, sampling=sampling)
             answer = self._answer(number, completion, prepared, stops)
             heard = Heard(self._model.eos_ids | frozenset(ask.sampling.stop_token_ids))
-            flow = self._flow(completion.caller, request, partial(completion.accept, answer, heard))
+            accept = partial(completion.accept, answer, heard)
+            flow = self._flow(completion.caller, request, accept, partial(with_output, naming.block_size))
             completion.add(Speaker(prepared, flow, answer, heard))
 
     def _request(
@@ -326,7 +327,9 @@ class Completer:
             draw=draw if repeat is None else partial(repeat.call, number),
         )
 
-    def _flow(self, caller: Caller, request: ChoiceRequest, accept: Callable[[SampledToken], bool]) -> Flow:
+    def _flow(
+        self, caller: Caller, request: ChoiceRequest, accept: Callable[[SampledToken], bool], grown: Grown
+    ) -> Flow:
         def remaining() -> float:
             return self._left(caller)
 
@@ -337,7 +340,9 @@ class Completer:
         plans = self._sites.plans(remaining)
         workers = Workers(self._workers, self._view, remaining)
         patience_s = self._patience_s(caller)
-        return Flow(request, plans, workers, accept, hopeful=hopeful, failover_s=patience_s, taken=caller.taken)
+        return Flow(
+            request, plans, workers, accept, hopeful=hopeful, failover_s=patience_s, taken=caller.taken, grown=grown
+        )
 
     def _max_tokens(self, ask: Ask, prompt_tokens: int, context: int) -> int:
         """Tokens that may be generated. What the client asks for is an upper bound, so it is lowered to the room there

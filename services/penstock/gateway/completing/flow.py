@@ -58,6 +58,10 @@ class ChoiceCalls(Protocol):
     ) -> Coroutine[Any, Any, None]: ...
 
 
+Grown = Callable[[ChoiceRequest, Sequence[int]], ChoiceRequest]
+"""A request whose answer has begun with these tokens."""
+
+
 class Flow:
     """Takes one choice through the mesh. Call `run` once."""
 
@@ -71,10 +75,11 @@ class Flow:
         hopeful: Callable[[float], Awaitable[None]],
         failover_s: float,
         taken: Callable[[], None] = lambda: None,
+        grown: Grown = lambda request, output: request,
     ) -> None:
         """`accept` is given each token once, in order, and answers whether the choice ends with it. `hopeful` waits,
         for at least the given seconds, until workers may be found: RouterView.hopeful. `taken` is called with each
-        plan."""
+        plan. `grown` names the blocks of an answer too, for routers."""
         self.account = ChoiceAccount()
         self._request = request
         self._plans = plans
@@ -83,6 +88,7 @@ class Flow:
         self._hopeful = hopeful
         self._failover_s = failover_s
         self._taken = taken
+        self._grown = grown
         self._tokens: list[int] = []
         self._avoid: dict[str, Reason] = {}
         self._lost_at: float | None = None
@@ -138,10 +144,11 @@ class Flow:
             await self._wait(lost.error)
         elif lost is not None:
             self._lost_at = time.monotonic()
+        request = self._grown(self._request, self._tokens)
         refused = lost.error if lost is not None and isinstance(lost.error, Overloaded) and not self._tokens else None
         while True:
             try:
-                chosen = await self._plans.ask(self._request, len(self._tokens), self._avoid)
+                chosen = await self._plans.ask(request, len(self._tokens), self._avoid)
                 break
             except (Unavailable, Overloaded) as error:
                 if refused is not None or (lost is None and isinstance(error, Overloaded)):

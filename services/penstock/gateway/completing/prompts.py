@@ -17,8 +17,8 @@ from penstock.gateway.completing.cutting import shortened
 from penstock.gateway.completing.threads import THREAD_FROM
 from penstock.gateway.request.ask import Conversation, Keep, Prompt, check_token
 from penstock.gateway.request.calling import Calling
-from penstock.gateway.request.work import KeepWish
-from penstock.kv.identity import block_keys
+from penstock.gateway.request.work import ChoiceRequest, KeepWish
+from penstock.kv.identity import block_keys, extend_keys
 
 MOST_TOKENS = 1 << 21
 """Tokens that are read at most of a prompt of which only the end is kept, or is counted; far beyond any context."""
@@ -270,3 +270,9 @@ def _leading(model: ChatModel, prompt: Conversation, keep: Keep, branch: Branch,
         return 0
     shared = text[: common_prefix(text, encoded.text)]
     return common_prefix(model.encoder.encode(shared, encoded).ids, encoded.ids)
+
+
+def with_output(block_size: int, request: ChoiceRequest, output: Sequence[int]) -> ChoiceRequest:
+    """A request with the keys of the blocks that its answer has filled so far: who has them goes on with it soonest."""
+    tokens = [*request.prompt_ids, *output]
+    return replace(request, keys=extend_keys(request.root, request.keys, tokens, block_size)) if output else request

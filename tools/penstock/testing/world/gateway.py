@@ -6,9 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 from penstock.errors import PenstockError
 from penstock.gateway.completing.flow import Flow
+from penstock.gateway.completing.prompts import with_output
 from penstock.gateway.mesh.plans import RouterCalls
 from penstock.gateway.mesh.view import RouterView, open_view
 from penstock.gateway.mesh.workers import WorkerChannels, Workers, open_worker_channels
@@ -99,6 +101,7 @@ class PretendGateway:
             heard.take,
             hopeful=hopeful,
             failover_s=wanted.patience_s,
+            grown=partial(with_output, model.BLOCK_SIZE),
         )
         try:
             heard.finish = await flow.run()
