@@ -79,6 +79,12 @@ def test_what_is_resumed_comes_before_prompts_that_are_begun():
     assert rows_of(made) == [(2, 1, 0, 1), (-7, 8, 0, 0), (1, 10, 0, 0), (3, 13, 0, 4)]
 
 
+def test_who_runs_takes_pages_of_what_is_resumed_and_does_not_run_yet():
+    waiting = One(-6, 60, 30, own(2000, 4))
+    made = plan(LIMITS, 0, [running(1, 9)], [waiting], {})
+    assert (rows_of(made), made.strip) == ([(1, 1, 0, 1)], [-6])
+
+
 def test_none_begins_before_what_is_resumed_and_does_not_fit():
     made = plan(LIMITS, 5, [running(1, 20, 10)], [One(-6, 60, 60), One(3, 8, 8)], {})
     assert (rows_of(made), made.admit) == ([(1, 10, 0, 0)], [])
@@ -453,7 +459,7 @@ class Play:
         chain = Chain(b"", self.limits.block_size, tokens) if self.luck.random() < 0.7 else None
         owner, priority = self.luck.choice([b"a", b"b"]), self.luck.choice([0, 0, 5, -5])
         yields = self.yielding > 0 and self.luck.random() < self.yielding
-        more = {"yields": yields, "resumed": not yields and self.luck.random() < 0.1}
+        more = {"yields": yields, "resumed": not yields and self.luck.random() < 0.2}
         request = Request(str(ticket), tokens, sampling, owner=owner, priority=priority, **more)
         live = new_live(request, ticket, frozenset(), chain=chain, now=ticket)
         return live, min(loaded, self.limits.pages_for(prompt))

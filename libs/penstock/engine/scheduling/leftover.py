@@ -14,6 +14,8 @@ YIELDS_FROM = 1 << 60
 first to lose their pages."""
 RESUMED_FROM = -YIELDS_FROM
 """Places from here to 0 are those of sequences that are resumed: they stand before all others."""
+BEFORE_ALL = RESUMED_FROM - 1
+"""No sequence has this place or one before it."""
 _SHARE = 0.05
 """Of a step with streams that may go to those that yield: it is what they make it longer by."""
 _BASES = 2.0

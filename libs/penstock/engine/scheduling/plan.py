@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from penstock.engine.scheduling.chunking import LEAST_TOKENS
-from penstock.engine.scheduling.leftover import YIELDS_FROM
+from penstock.engine.scheduling.leftover import BEFORE_ALL, YIELDS_FROM
 from penstock.engine.scheduling.situation import ANY_ROOM, Portion, Schedulable, Situation, StepPlan
 
 
@@ -67,7 +67,7 @@ class _Planner:
         whole = done // self.limits.block_size < (live.length - 1) // self.limits.block_size
         return whole and live.ticket not in self.plan.strip and live.next_key in self.computed
 
-    def strip(self, line: Sequence[Schedulable], also: Sequence[Schedulable] = (), after: int = -1) -> bool:
+    def strip(self, line: Sequence[Schedulable], also: Sequence[Schedulable] = (), after: int = BEFORE_ALL) -> bool:
         """Takes the pages of the youngest in `line` that is after place `after` and whose pages help; those that it
         shares do when the others are in `line` or `also`, and can be taken too."""
         live = self.helpful(line, self.strippable(*line, *also), after)
@@ -123,7 +123,7 @@ class _Planner:
 
     def make_room(self, live: Schedulable) -> bool:
         """Takes the pages of one sequence for a running one; False when that helps no more."""
-        line, loading, after = self.waiting, self.loading, live.place if yields(live) else -1
+        line, loading, after = self.waiting, self.loading, live.place if yields(live) else BEFORE_ALL
         return self.strip(line, loading, after) or self.strip(loading, line, after) or self.preempt(live.place)
 
     def draft(self, live: Schedulable, portion: Portion, wanted: int) -> None:
@@ -179,7 +179,7 @@ class _Planner:
             if len(self.running) >= self.limits.max_running:
                 return False
             while not self.running and self.free < need:
-                loading, after = self.loading if stalled else (), live.place if yields(live) else -1
+                loading, after = self.loading if stalled else (), live.place if yields(live) else BEFORE_ALL
                 if not (self.strip(self.waiting, loading, live.place) or self.strip(loading, after=after)):
                     break
             if self.free - need < self.kept_free(live):
