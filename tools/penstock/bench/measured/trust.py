@@ -37,8 +37,9 @@ _FAULTS = (
 )
 _MATRIX = """Each kind of service gets each fault, in a mesh of two gateways, routers, prefill and decode workers, a
 store with a disk, a draft service and Redis: while nothing runs, and while requests wait, are computed, are handed
-over, are decoded, and are decoded with a schema. Clients ask another gateway where theirs is silent for six seconds.
-Each answer is compared with that of the same request when nothing is wrong."""
+over, are decoded, and are decoded with a schema. Clients ask another gateway where theirs is silent for six seconds,
+so one that stands still, or is cut off for four, costs its own clients that long at least. Each answer is compared
+with that of the same request when nothing is wrong."""
 _SEALING = """[Sealed](design/identity.md#blocks-are-sealed) blocks, 256 MiB of them, put into a store's shared memory
 and got from there, beside memcpy between two processes' mappings and beside plain blocks."""
 
@@ -49,7 +50,7 @@ def section(now: Results, earlier: Results | None = None) -> str:
     sealed = [line for line in _SEALED if now.has(line.id)]
     sealing = f"\n{_SEALING}\n\n{figures(sealed, now, earlier)}\n" if sealed else ""
     struck = [line for line in _FAULTS if now.has(line.id)]
-    matrix = f"\n{_MATRIX}\n\n{figures(struck, now, earlier)}\n" if struck else ""
+    matrix = f"\n{_MATRIX}\n\n{figures(struck, now, earlier)}\n{now.elsewhere('fault_')}" if struck else ""
     return f"""## Trust
 
 `penstock bench trust`: what guards cost. `penstock up --prefill 1` of the embedded model, whose services reach each
