@@ -6,12 +6,14 @@ import asyncio
 import math
 import time
 
+import grpc
 import openai
 import pytest
 from structlog.testing import capture_logs
 
 from penstock.gateway.mesh import listening, workers
 from penstock.gateway.mesh.listening import Listening
+from penstock.rpc.channels import Channels
 from penstock.worker.serving.listening import Listeners
 
 HELLO = [{"role": "user", "content": "hi"}]
@@ -255,3 +257,25 @@ def test_each_stall_makes_a_call_more_patient():
         assert not call.look(15.0, math.inf) and not call.look(18.9, 1.0), "its time begins anew"
 
     asyncio.run(looks())
+
+
+async def test_a_listener_goes_with_its_channel():
+    """Else a call that begins while the channel is closed would name a listener whose stream ends in this moment."""
+    address, nothing, taken = "127.0.0.1:1", grpc.aio.Metadata(), []
+
+    class Forgetting(Channels):
+        async def forget(self, address):
+            with lent.listening(address, self.to(address, "worker")) as found:
+                taken.append(found)
+            await super().forget(address)
+
+    channels, failed = Forgetting(), []
+    async with workers.open_worker_channels(channels, failed.append) as lent:
+        with pytest.raises(grpc.aio.AioRpcError):
+            async with lent.at(address) as channel:
+                with lent.listening(address, channel) as first:
+                    pass
+                raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, "gone")
+        assert taken and first not in taken
+    await channels.close()
+    assert not failed

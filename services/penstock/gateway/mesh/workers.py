@@ -83,6 +83,9 @@ class WorkerChannels:
     async def _close_unreachable(self, address: str) -> None:
         if address in self._unreachable:
             self._unreachable.discard(address)
+            if (timer := self._leaving.get(address)) is not None:  # its stream ends with the channel
+                timer.cancel()
+                self._leave(address)
             await self._channels.forget(address)
 
     async def close(self) -> None:
