@@ -184,7 +184,7 @@ async def test_tokens_are_kept_by_choice(redis_url, redis):
             if index % 1000 == 0:
                 await asyncio.sleep(0.001)  # others write meanwhile
         answer.add(2, 0, 5)
-        answer.close(left=False)
+        answer.close()
         await written(redis, len(long) + 1)
         again = store.of(SECRET, 3)
         assert [*map(list, await again.read(threads))] == [long, [], [5]]
@@ -192,49 +192,33 @@ async def test_tokens_are_kept_by_choice(redis_url, redis):
         assert [*map(list, await store.of(SECRET + b"!", 3).read(threads))] == [[], [], []]
 
 
-async def test_who_has_left_was_not_interrupted(redis_url, redis):
-    """Only a gateway that has died leaves tokens and no word that its client has left them."""
-    async with opened_store(redis_url) as (store, threads):
-        for left in (False, True):
-            answer = store.of(SECRET, 1)
-            answer.add(0, 0, 5)
-            answer.close(left=left)
-            await written(redis, 1)
-            async with asyncio.timeout(10):
-                while True:
-                    again = store.of(SECRET, 1)
-                    assert [*map(list, await again.read(threads))] == [[5]]
-                    if again.left is left:
-                        break
-            assert not left or 0 < await redis.ttl(again.left_name) <= 600
-
-
-@pytest.mark.parametrize("left", [False, True])
-async def test_workers_hear_that_an_answer_was_interrupted(pair, left):
+@pytest.mark.parametrize("end", ["whole", "left", "died"])
+async def test_only_what_a_gateway_did_not_end_was_interrupted(pair, end):
+    """Who has the whole answer, or has left it, and asks again comes before nobody else's prompts."""
     setup = pair.setup
     setup.says(SAID)
-    whole = await stream(pair.one, CHAT, BODIES[CHAT])
-    await written(pair.redis, len(setup.ids(SAID)) + 1)
-    if left:
-        [name] = await pair.redis.keys(f"{stored_answers._ROOT}:*")
-        await pair.redis.set(name.rpartition(b":")[0] + b":left", b"1")
+    async with pair.one.stream("POST", CHAT, json=BODIES[CHAT] | {"stream": True}, headers=KEY) as answer:
+        async for line in answer.aiter_lines():
+            if end == "left" and "content" in line:
+                break
+    over = await noted(pair.redis)
+    assert 0 < await pair.redis.ttl(over) <= 600
+    if end == "died":
+        await pair.redis.delete(over)  # as if it had not been there to write it
     forget(setup)
-    assert said(await stream(pair.two, CHAT, BODIES[CHAT])) == said(whole)
+    await stream(pair.two, CHAT, BODIES[CHAT])
     workers = [*setup.mesh.prefills, *setup.mesh.decodes]
-    assert {request.resumed for worker in workers for request in worker.requests} == {not left}
+    assert {request.resumed for worker in workers for request in worker.requests} == {end == "died"}
 
 
-async def test_a_client_that_leaves_says_so_in_the_store(pair):
-    setup = pair.setup
-    setup.says(SAID)
-    async with pair.one.stream("POST", CHAT, json=BODIES[CHAT], headers=KEY) as answer:
-        setup.script.gate.clear()
-        async for _ in answer.aiter_lines():
-            break
+async def noted(redis: Redis) -> bytes:
+    """The note that the answer is over, once it and some of its tokens are there."""
     async with asyncio.timeout(10):
-        while not await pair.redis.keys(f"{stored_answers._ROOT}:*:left"):
-            pass
-    setup.script.gate.set()
+        while True:
+            names = await redis.keys(f"{stored_answers._ROOT}:*")
+            for name in names:
+                if name.endswith(b":over") and len(names) > 1:
+                    return name
 
 
 @pytest.mark.parametrize("what", ["a bit", "swapped", "of another choice", "a part", "longer", "another kind"])

@@ -191,7 +191,7 @@ class Completer:
             if self._answers is not None and ask.sampling.tokens_alone:
                 completion.stored = self._answers.of(secret, len(completion.choices))
                 recalled = await completion.stored.read(self._threads)
-                completion.recall(recalled, interrupted=not completion.stored.left)
+                completion.recall(recalled, interrupted=not completion.stored.over)
         try:
             async with (
                 asyncio.timeout(self._left(caller) + _LAST_WORDS_S),

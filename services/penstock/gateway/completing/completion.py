@@ -181,7 +181,7 @@ class Completion:
         the garbage collector looks for them, with all their tokens."""
         self.settle()
         if self.stored is not None:
-            self.stored.close(left=self.given_up)
+            self.stored.close()
         self._choices = []
         self.outbox.close()
 

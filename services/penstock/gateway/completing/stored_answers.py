@@ -8,8 +8,8 @@ A token takes twelve bytes: its number, and eight of a keyed hash over its choic
 the request's key and the server key can make them: whoever else writes to that Redis changes no answer. Two gateways
 that run one request write the same bytes to the same places.
 
-Where a client has left an answer, that is noted beside it: who asks again then was not interrupted by the mesh, and
-passes nobody else's prompts.
+When a request ends, however it does, its gateway notes that beside the answer. Only a gateway that has died leaves an
+answer without that note: who asks again then was interrupted by the mesh, and anybody else passes nobody's prompts.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ class StoredAnswer:
         """What is not written yet, by choice."""
         self.offsets = [0] * choices
         """Where that belongs, in bytes."""
-        self.left_name = f"{_ROOT}:{name}:left"
-        self.left = False
-        """Whether a client has left it: before, after `read`; then also this one."""
+        self.over_name = f"{_ROOT}:{name}:over"
+        self.over = False
+        """Whether a request for it has ended before; known after `read`."""
         self.closed = False
 
     async def read(self, threads: Threads) -> Sequence[Sequence[int]]:
         """The tokens of each choice that are known; what cannot be read in time is not."""
-        *found, left = await self._store.read([*self.names, self.left_name])
-        self.left = bool(left)
+        *found, over = await self._store.read([*self.names, self.over_name])
+        self.over = bool(over)
         most = max(map(len, found), default=0)
         if not most:
             return [() for _ in self.names]
@@ -84,11 +84,10 @@ class StoredAnswer:
         del self.waiting[choice][:size]
         self.offsets[choice] += size
 
-    def close(self, *, left: bool) -> None:
-        """No more tokens come; what waits has one more chance to be written. `left` says that the client has left."""
-        self.closed, self.left = True, left
-        if left:
-            self._store.told(self)
+    def close(self) -> None:
+        """The request has ended; that, and the tokens that wait, have one more chance to be written."""
+        self.closed = True
+        self._store.told(self)
 
     def _tokens(self, choice: int, data: bytes) -> Sequence[int]:
         """Those before the first that is missing, damaged or of another place."""
@@ -147,8 +146,8 @@ class AnswerStore:
         untold, self._untold = self._untold, {}
         pipe, sizes = self._redis.pipeline(transaction=False), []
         for answer in untold:
-            if answer.closed and answer.left:
-                pipe.set(answer.left_name, b"1", ex=_KEPT_S)
+            if answer.closed:
+                pipe.set(answer.over_name, b"1", ex=_KEPT_S)
             for choice, waiting in enumerate(answer.waiting):
                 if waiting:
                     name = answer.names[choice]

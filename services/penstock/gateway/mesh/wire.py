@@ -229,7 +229,7 @@ def _fill(message: common_pb2.Request, request: ChoiceRequest, output: Sequence[
     message.sources.extend(sources)
     message.priority = _priority(request, len(output))
     message.yields = request.yields
-    message.resumed = request.interrupted and len(output) > 0 and not request.yields
+    message.resumed = request.interrupted and len(output) > 0
 
 
 def _placement(message: router_pb2.Placement) -> Placement:
