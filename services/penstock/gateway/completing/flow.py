@@ -74,8 +74,8 @@ class Flow:
         *,
         hopeful: Callable[[float], Awaitable[None]],
         failover_s: float,
+        grown: Grown,
         taken: Callable[[], None] = lambda: None,
-        grown: Grown = lambda request, output: request,
     ) -> None:
         """`accept` is given each token once, in order, and answers whether the choice ends with it. `hopeful` waits,
         for at least the given seconds, until workers may be found: RouterView.hopeful. `taken` is called with each

@@ -274,5 +274,7 @@ def _leading(model: ChatModel, prompt: Conversation, keep: Keep, branch: Branch,
 
 def with_output(block_size: int, request: ChoiceRequest, output: Sequence[int]) -> ChoiceRequest:
     """A request with the keys of the blocks that its answer has filled so far: who has them goes on with it soonest."""
+    if not output:
+        return request
     tokens = [*request.prompt_ids, *output]
-    return replace(request, keys=extend_keys(request.root, request.keys, tokens, block_size)) if output else request
+    return replace(request, keys=extend_keys(request.root, request.keys, tokens, block_size))
