@@ -17,6 +17,7 @@ import pytest
 from tests.libs.grammar.walking import MINI, accepts
 
 from penstock.errors import InvalidRequest, Overloaded, Unavailable
+from penstock.grammar import compiling
 from penstock.grammar.compiling import GrammarCompiler, open_compiler
 from penstock.grammar.helper import Trial
 from penstock.grammar.recipe import Part, Recipe, answer
@@ -83,6 +84,30 @@ async def test_a_helper_can_be_at_hand_before_the_first_grammar() -> None:
         await found.grammar(recipe({"type": "integer"}), "one")
         assert found.started == 1
     assert not failed and not helpers()
+
+
+async def test_a_helper_that_a_grammar_made_necessary_starts_behind_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    receded: list[bool] = []
+    ready: set[object] = set()
+    ask, recede = compiling._Helper.ask, compiling._Helper.recede
+
+    async def asked(self: compiling._Helper, message: bytes) -> bytes:
+        answer = await ask(self, message)
+        ready.add(self)
+        return answer
+
+    def noted(self: compiling._Helper) -> None:
+        receded.append(self in ready)
+        recede(self)
+
+    monkeypatch.setattr(compiling._Helper, "ask", asked)
+    monkeypatch.setattr(compiling._Helper, "recede", noted)
+    async with compiler(cpu_s=0.2) as found:
+        with pytest.raises(InvalidRequest, match="too complex"):
+            await found.grammar(hostile(), "one")
+        await found.grammar(recipe({"type": "integer"}), "one")
+        assert found.started == 2
+    assert receded == [True, False, True], "the first when it is ready, the second from its start on"
 
 
 async def test_what_is_wrong_is_known_the_second_time() -> None:
