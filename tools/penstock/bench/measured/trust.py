@@ -37,8 +37,8 @@ _FAULTS = (
 )
 _MATRIX = """Each kind of service gets each fault, in a mesh of two gateways, routers, prefill and decode workers, a
 store with a disk, a draft service and Redis: while nothing runs, and while requests wait, are computed, are handed
-over, are decoded, and are decoded with a schema. Clients ask another gateway where theirs is silent for six seconds,
-so one that stands still, or is cut off for four, costs its own clients that long at least. Each answer is compared
+over, are decoded, and are decoded with a schema. Clients ask another gateway where theirs is silent for six seconds;
+those of one that stands still, or is cut off, wait for that, or until it is back or killed. Each answer is compared
 with that of the same request when nothing is wrong."""
 _SEALING = """[Sealed](design/identity.md#blocks-are-sealed) blocks, 256 MiB of them, put into a store's shared memory
 and got from there, beside memcpy between two processes' mappings and beside plain blocks."""
