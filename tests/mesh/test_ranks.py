@@ -18,7 +18,16 @@ from penstock.testing.mesh import MeshSetup
 from .conftest import TINY
 from .support import BLOCK, GREEDY, SEEDED, ask, prompt, said_alone, settled, until
 
-CASES = {"prefill 2": (TINY, 2, 1), "decode 2": (TINY, 1, 2), "latent, prefill 2": (TINY_DEEPSEEK, 2, 1)}
+WHOLE, RANKS, STAGES = {}, {"tp": 2}, {"pp": 2}
+CASES = {
+    "ranks to whole": (TINY, RANKS, WHOLE),
+    "whole to ranks": (TINY, WHOLE, RANKS),
+    "latent, ranks to whole": (TINY_DEEPSEEK, RANKS, WHOLE),
+    "stages to whole": (TINY, STAGES, WHOLE),
+    "whole to stages": (TINY, WHOLE, STAGES),
+    "stages to ranks": (TINY, STAGES, RANKS),
+    "latent, ranks to both": (TINY_DEEPSEEK, RANKS, RANKS | STAGES),
+}
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -35,7 +44,10 @@ def model(case, tmp_path_factory):
 async def mesh(case, model, meshes):
     _, prefill, decode = CASES[case]
     options = MeshSetup(
-        model=model, engine={"tp": decode, "threads": 1}, prefill_engine={"tp": prefill}, worker={"claim_s": 0}
+        model=model,
+        engine={**decode, "threads": 1},
+        prefill_engine={"tp": 1, "pp": 1, **prefill},
+        worker={"claim_s": 0},
     )
     async with meshes(options) as mesh:
         yield mesh

@@ -115,11 +115,14 @@ def inspect_adapter(path: str | Path, config: ModelConfig) -> AdapterCheckpoint:
 
 
 def adapter_of_rank(found: AdapterCheckpoint, checkpoint: Checkpoint, rank: Rank) -> AdapterCheckpoint:
-    """What a rank has of an adapter of a whole model, see split: of a matrix that is cut by rows, all of lora_A and its
-    rows of lora_B; of one that is cut by columns, its columns of lora_A and all of lora_B."""
+    """What a rank has of an adapter of a whole model, see split, for the layers that it has: of a matrix that is cut by
+    rows, all of lora_A and its rows of lora_B; of one that is cut by columns, its columns of lora_A and all of
+    lora_B."""
     own, cuts = config_of_rank(checkpoint.config, rank), cuts_of(checkpoint, rank)
     names, parts = layer_names(own), []
     for layer, adapted in groupby(found.parts, lambda part: part.layer):
+        if rank.layers is not None and layer not in rank.layers:
+            continue
         matrices = layer_matrices(own, layer)
         places = dict(_places(names, matrices))
         for part in adapted:

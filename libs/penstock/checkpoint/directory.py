@@ -28,12 +28,14 @@ from penstock.checkpoint.tokenizer_file import tokenizer_file
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """One of several processes that compute a model together."""
+    """One of several processes that compute layers of a model together."""
 
     number: int
     ranks: int
     expert_groups: int = 1
     """Experts are divided among so many groups of ranks; the ranks of a group divide each."""
+    layers: range | None = None
+    """Those that they compute; None: all."""
 
     @property
     def beside(self) -> int:
@@ -80,6 +82,17 @@ class Checkpoint:
     def adds(self) -> bool:
         """Whether this process adds the biases of what is summed over all."""
         return self.part is None or self.part.rank.number == 0
+
+    @property
+    def layers(self) -> range:
+        """Those that this process has."""
+        own = None if self.part is None else self.part.rank.layers
+        return range(self.config.n_layers) if own is None else own
+
+    @property
+    def ends(self) -> bool:
+        """Whether this process has the last layer, and so the last matrix."""
+        return self.layers.stop == self.config.n_layers
 
     def pieces(self, name: str) -> tuple[TensorInfo, ...]:
         """What this process has of a tensor."""

@@ -4,6 +4,9 @@ Each has some of the attention's heads and a part of the inner size of every fee
 that lead there, columns of those that lead back. What comes back is summed over all. The last matrix is cut by tokens;
 norms, routers and what makes the common vector of latent attention are there whole, and so is the embedding, of which
 rows are read when they are needed. Experts may be divided among groups of ranks instead, whole ones to each.
+
+Layers may be divided as well, among stages that pass on what they have made of a step's rows (Huang et al., "GPipe",
+2019): the last one has the last matrix.
 """
 
 from __future__ import annotations
@@ -138,7 +141,7 @@ class _Cuts:
     def all(self) -> Iterator[_Named]:
         config = self._config
         yield HEAD, TensorCut(0, (self._share(config.vocab_size),))
-        for layer in range(config.n_layers):
+        for layer in self._rank.layers or range(config.n_layers):
             prefix = f"model.layers.{layer}."
             yield from self._attention(prefix)
             yield from self._feed_forward(prefix, layer)

@@ -60,9 +60,10 @@ def settled(settings: AnySettings, checkpoint: Checkpoint) -> AnySettings:
         own = "float32" if checkpoint.dtype == "F32" else "bfloat16"
         settings = replace(settings, dtype=own)
     _check_model(settings, checkpoint.config)
-    if max(settings.tp, settings.ep) > 1 and checkpoint.part is None:
+    if max(settings.tp, settings.pp, settings.ep) > 1 and checkpoint.part is None:
         _check_ranks(settings, checkpoint.config)
-        settings = replace(settings, threads=settings.threads or max(1, available_cores() // settings.tp))
+        each = max(1, available_cores() // (settings.tp * settings.pp))
+        settings = replace(settings, threads=settings.threads or each)
     return settings
 
 
@@ -85,8 +86,13 @@ def _check_ranks(settings: EngineSettings, model: ModelConfig) -> None:
         check_expert_groups(model, Rank(0, settings.tp, settings.ep))
     except ValueError as error:
         raise ConfigError("ep", settings.ep, str(error)) from error
+    if settings.pp > model.n_layers:
+        raise ConfigError("pp", settings.pp, f"must be at most the {model.n_layers} layers of the model")
+    if settings.pp > 1 and settings.draft_head not in ("", "none") and settings.draft_tokens:
+        raise ConfigError("draft_head", settings.draft_head, "needs pp 1: it looks at layers that other stages compute")
     if settings.device != "cpu":
-        raise ConfigError("tp", settings.tp, f"needs device cpu, not {settings.device}")
+        name = "tp" if settings.tp > 1 else "pp"
+        raise ConfigError(name, getattr(settings, name), f"needs device cpu, not {settings.device}")
 
 
 def check_request(request: Request, vocab_size: int, max_model_len: int) -> None:

@@ -40,9 +40,12 @@ class EngineSettings:
     tp: int = 1
     """Processes of this host that compute the model together, each with a part of every layer (tensor parallel). It
     must divide the number of attention heads."""
+    pp: int = 1
+    """Stages among which the layers of the model are divided (pipeline parallel), each of `tp` processes of this host.
+    So many steps are computed at a time, of different requests."""
     ep: int = 1
-    """Groups of these processes among which the experts of a model are divided, whole ones to each; the processes of a
-    group divide each expert. It must divide their number, and that of the experts."""
+    """Groups of the processes of a stage among which the experts of a model are divided, whole ones to each; the
+    processes of a group divide each expert. It must divide their number, and that of the experts."""
     threads: int = 0
     """Threads that compute one step, in each rank; 0: one for each core of this process, fewer for a small model.
     `penstock up` divides the cores among its workers."""
@@ -136,7 +139,7 @@ class EngineSettings:
         at_least(self, 1, "block_size", "kv_pool_tokens", "max_batch_tokens", "max_running", "max_waiting")
         at_least(self, 0, "max_model_len", "packed_bytes", "itl_target_ms", "lookup_tokens")
         within(self, 0, _MOST_THREADS, "threads")
-        within(self, 1, _MOST_RANKS, "tp", "ep")
+        within(self, 1, _MOST_RANKS, "tp", "pp", "ep")
         within(self, 0, 1, "resident_share")
         within(self, 0.01, 1, "tenant_share")
         within(self, 0, _MOST_DRAFTS, "draft_tokens")

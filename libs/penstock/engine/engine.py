@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 from penstock.checkpoint import Checkpoint, inspect
 from penstock.engine.adapters.shelf import AdapterShelf, ComputesAdapters
@@ -23,7 +25,8 @@ from penstock.engine.delivery.sinks import SinkFeed, SinkPages
 from penstock.engine.errors import EngineBusy, EngineClosed, EngineError, NotFinite
 from penstock.engine.forward.accepting import credited
 from penstock.engine.forward.halving import answers_of
-from penstock.engine.forward.model import Computes, InRanks, Load, load_model, set_threads
+from penstock.engine.forward.model import Computes, ComputesInStages, InRanks, Load, load_model, set_threads
+from penstock.engine.forward.runner import BegunStep
 from penstock.engine.grammars import RequestRules
 from penstock.engine.hooks import Drafter, KvSink, KvSource, LoadResult, Relay
 from penstock.engine.lane import Lane, watching
@@ -74,6 +77,24 @@ class Helpers:
     """For the cores that other workers share."""
 
 
+@dataclass(slots=True)
+class Flight:
+    """A step that is being computed."""
+
+    step: Sequence[Live]
+    outlets: list[Outlet]
+    drafted: bool
+    waited_s: float
+    """How long steps had waited for their turns when it began."""
+    began: float = field(default_factory=time.monotonic)
+    runs: Sequence[Run] = field(init=False)
+    begun: asyncio.Future[BegunStep] | None = None
+    """What the first of several stages is doing, or has done."""
+
+    def __post_init__(self) -> None:
+        self.runs = [live.run for live in self.step]
+
+
 class Engine:
     """One model, one page pool, many requests. Made by `open`; belongs to the event loop that opened it."""
 
@@ -95,7 +116,7 @@ class Engine:
         self.max_model_len = config.context(checkpoint.config.max_positions)
         self._runner = runner
         self._lane = helpers.lane
-        limits = StepLimits(config.max_batch_tokens, config.max_running, config.block_size)
+        limits = StepLimits(config.max_batch_tokens, config.max_running, config.block_size, config.pp)
         self.pool = PagePool(config.pages, most_idle=config.idle_pages, tenant_share=config.tenant_share)
         """For others to ask and to watch; the scheduler alone changes it, but for `trim`."""
         self._scheduler = Scheduler(limits, self.pool)
@@ -131,6 +152,8 @@ class Engine:
         self._outlets: dict[str, Outlet] = {}
         """The outlets of all live requests, by id."""
         self._tickets = 0
+        self._flights: deque[Flight] = deque()
+        """The steps that are being computed, in the order in which they have begun."""
         self._news: Sequence[Outlet] = ()
         """Outlets whose readers and sinks do not know of the last step yet."""
         self._closing = False
@@ -368,11 +391,17 @@ class Engine:
             step = self._scheduler.next_step(drafts, stalled, self._pace.room(), leftover)
             stalled = False
             if step:
-                await self._step(step, bool(drafts))
+                self._begin(step, bool(drafts))
+                if len(self._flights) < self.config.pp:
+                    continue
+            if self._flights:
+                await self._finish_first()
                 continue
             self._hand_out()
             if not self._closing:
                 stalled = not await self._woken()
+        while self._flights:
+            await self._finish_first()
 
     async def _woken(self) -> bool:
         """Waits for news; False when sequences have been waiting in vain for pages for `stall_s`."""
@@ -387,19 +416,29 @@ class Engine:
         finally:
             self._counters.resting = False
 
-    async def _step(self, step: Sequence[Live], drafted: bool) -> None:
-        """Has a step computed and takes its tokens in. Tokens of the step before are handed out meanwhile, so that the
-        model never waits for readers."""
-        started, waited = time.monotonic(), self._pace.turns.waited_s
-        runs = [live.run for live in step]
+    def _begin(self, step: Sequence[Live], drafted: bool) -> None:
+        """A step begins. Where the model has several stages, the first one begins to compute it, and takes up the next
+        before this one is finished."""
+        flight = Flight(step, [self._outlets[live.id] for live in step], drafted, self._pace.turns.waited_s)
+        self._flights.append(flight)
+        for outlet in flight.outlets:
+            outlet.timeline.step_begins(flight.began)
+        if self.config.pp > 1:
+            flight.begun = self._lane.call(self._begin_computing, flight.runs, begun=self._hand_out)
+        if len(self._flights) == 1:
+            self._counters.begin()
+
+    async def _finish_first(self) -> None:
+        """Has the step that began first computed, and takes its tokens in. Tokens of the step before are handed out
+        meanwhile, so that the model never waits for readers."""
+        flight = self._flights[0]
+        step, runs, outlets = flight.step, flight.runs, flight.outlets
         rows, prefill = sum(run.tokens for run in runs), sum(run.tokens for run in runs if run.known > 1)
-        outlets = [self._outlets[live.id] for live in step]
-        for outlet in outlets:
-            outlet.timeline.step_begins(started)
-        self._counters.begin()
-        answers = await answers_of(self._compute, runs)
-        self._counters.step_began = None
+        answers = await answers_of(partial(self._computed, flight), runs)
+        self._flights.popleft()
         now = time.monotonic()
+        took = now - max(flight.began, self._counters.step_ended) - (self._pace.turns.waited_s - flight.waited_s)
+        self._counters.end(now, self._flights[0].began if self._flights else None)
         ended = self._scheduler.commit(step, answers)
         self._speculation.computed(step)
         failed = generated = 0
@@ -409,7 +448,7 @@ class Engine:
                 self._fail(outlet, answer)
             elif answer:
                 proposers: Sequence[str] = ()
-                if drafted and (drafts := outlet.live.run.choice.drafts):
+                if flight.drafted and (drafts := outlet.live.run.choice.drafts):
                     proposers = self._speculation.learn(outlet.live, len(drafts), len(answer) - 1)
                 if outlet.live.request.sampling.proposers:
                     answer = credited(answer, proposers)
@@ -417,7 +456,6 @@ class Engine:
                 outlet.add(answer, now)
         self._counters.failed_steps += failed
         if not failed:
-            took = now - started - (self._pace.turns.waited_s - waited)
             aside = all(live.request.yields for live in step)
             self._counters.step(took, prefill, rows, runs, aside=aside)
             self._counters.step_tokens.observe(prefill + generated)
@@ -425,10 +463,15 @@ class Engine:
                 self._speculation.timed(took, runs)
         for end in ended:
             self._finish(end)
+        self._hand_out()
         self._news = outlets
 
-    def _compute(self, runs: Sequence[Run]) -> asyncio.Future[Sequence[list[Chosen] | EngineError]]:
-        return self._lane.call(self._carry_out, runs, begun=self._hand_out)
+    async def _computed(self, flight: Flight, runs: Sequence[Run]) -> Sequence[list[Chosen] | EngineError]:
+        """The answers to some of its runs; what has begun is that of all."""
+        begun, flight.begun = flight.begun, None
+        if begun is None:
+            return await self._lane.call(self._carry_out, runs, begun=self._hand_out)
+        return await self._lane.call(self._finish_computing, await begun, begun=self._hand_out)
 
     def _between_steps(
         self, lives: Sequence[Live], work: Callable[[], list[Guess]], begun: Callable[[], object]
@@ -441,13 +484,29 @@ class Engine:
 
         return self._lane.call(in_turn, begun=begun)
 
+    def _begin_computing(self, runs: Sequence[Run]) -> BegunStep:
+        """In the lane."""
+        assert isinstance(self._runner, ComputesInStages)
+        return self._runner.begin(runs)
+
+    def _finish_computing(self, begun: BegunStep) -> Sequence[list[Chosen] | EngineError]:
+        """In the lane."""
+        assert isinstance(self._runner, ComputesInStages)
+        return self._examined(begun.runs, self._runner.finish(begun))
+
     def _carry_out(self, runs: Sequence[Run]) -> Sequence[list[Chosen] | EngineError]:
-        """In the lane: computes a step, and finds out whether others may use the blocks that it has filled, and the
-        tails that it has left."""
-        size, memory = self.config.block_size, self._runner.memory
+        """In the lane: computes a step."""
         with self._pace.turn(runs):
             self._counters.begin(self._counters.predict(runs, self.checkpoint.config.hidden_size))
             answers = self._runner.step(runs)
+        return self._examined(runs, answers)
+
+    def _examined(
+        self, runs: Sequence[Run], answers: Sequence[list[Chosen] | EngineError]
+    ) -> Sequence[list[Chosen] | EngineError]:
+        """In the lane, after a step: finds out whether others may use the blocks that it has filled, and the tails that
+        it has left."""
+        size, memory = self.config.block_size, self._runner.memory
         for run, answer in zip(runs, answers, strict=True):
             if not run.shared:
                 continue

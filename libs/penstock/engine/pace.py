@@ -3,7 +3,7 @@
 Steps with streams are computed in turn with those of other workers, and so are prompts where several wait: then a slice
 of prompts has the cores for itself, as long as the target gives way. One prompt alone is computed beside the streams
 without turns: while theirs read weights, its steps multiply, and both together get more out of two cores than one after
-the other.
+the other. Steps of a model in several stages are computed without turns.
 """
 
 from __future__ import annotations
@@ -65,6 +65,8 @@ class StepPace:
     def room(self) -> PromptRoom:
         """Of the next step."""
         counters, most, target_s = self._counters, self._config.max_batch_tokens, self._config.itl_target_s
+        if target_s is not None:
+            target_s /= self._config.pp  # between two steps of a stream are those of the others
         prompts, streams = self._crowd()
         beside = ALONE
         if self._baton is not None:

@@ -129,6 +129,8 @@ class Counters:
     step_began: float | None = None
     """When the running step began, on the monotonic clock; None between steps."""
     expected_s: float = 0.0
+    step_ended: float = 0.0
+    """When the last step ended, on the monotonic clock."""
     resting: bool = False
     """As in the statistics."""
 
@@ -141,6 +143,10 @@ class Counters:
     def begin(self, expected_s: float = 0.0) -> None:
         """A step begins now; 0: nobody knows how long it takes. Callable from any thread."""
         self.step_began, self.expected_s = time.monotonic(), expected_s
+
+    def end(self, now: float, began: float | None) -> None:
+        """A step has ended `now`; the next one, if that runs already, began at `began`."""
+        self.step_ended, self.step_began = now, began
 
     def predict(self, runs: Sequence[Run], width: int) -> float:
         """Seconds that a step of these runs should take in a model of that width; 0 before the like was measured."""

@@ -25,7 +25,7 @@ async def shared_cores(config: EngineSettings) -> AsyncIterator[Baton | None]:
         return
     directory = shared_directory() if config.baton == "auto" else Path(config.baton)
     try:
-        baton = await asyncio.to_thread(Baton, directory, own_claim(config.threads * config.tp))
+        baton = await asyncio.to_thread(Baton, directory, own_claim(config.threads * config.tp * config.pp))
     except (OSError, TableStuck) as error:
         _LOG.warning("no turns on shared cores", reason=str(error))
         yield None

@@ -433,7 +433,7 @@ def _workers(
 def _cores(options: MeshOptions, share: Share) -> Iterator[str]:
     """This worker's part of the cores; nothing when the settings say how many threads there are."""
     if not options.engine.threads:
-        yield from ("--threads", str(max(1, share.threads // options.engine.tp)))
+        yield from ("--threads", str(max(1, share.threads // (options.engine.tp * options.engine.pp))))
         if share.cores:
             yield from ("--cores", format_cores(share.cores))
 

@@ -90,11 +90,13 @@ def settings_of(model, **fields):
     return EngineConfig(model=model, **(base | fields))
 
 
-@pytest.mark.parametrize(("kernels", "ranks"), [(True, 1), (False, 1), (True, 2), (False, 4)])
-async def test_a_batch_of_two_adapters_and_none(family, expected, kit, kernels, ranks):
+@pytest.mark.parametrize(
+    ("kernels", "ranks", "stages"), [(True, 1, 1), (False, 1, 1), (True, 2, 1), (True, 1, 2), (False, 2, 2)]
+)
+async def test_a_batch_of_two_adapters_and_none(family, expected, kit, kernels, ranks, stages):
     """All at once, in chunks: prompts of up to 300 tokens, steps of 64. Of ranks each has its part of an adapter."""
     names = ["", "one", "two"]
-    settings = settings_of(family.model, lora=family.lora, kernels=kernels, tp=ranks)
+    settings = settings_of(family.model, lora=family.lora, kernels=kernels, tp=ranks, pp=stages)
     async with Engine.open(settings, load=in_threads) as engine:
         assert dict(engine.adapters.names) == family.fingerprints
         requests = [

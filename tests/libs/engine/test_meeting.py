@@ -14,7 +14,7 @@ from penstock.engine.errors import RankLost
 from penstock.engine.kernels.cpu.meeting import SharedGroup
 from penstock.engine.layers.adapters import AdapterWeights
 from penstock.engine.ranks.group import TorchGroup
-from penstock.engine.ranks.messages import Followed, StepListener, StepTeller
+from penstock.engine.ranks.messages import PlainRows, StepListener, StepTeller
 
 ROOM = 48
 
@@ -84,16 +84,16 @@ def test_steps_are_heard_as_they_are_told(steps):
     teller, listener = StepTeller(), StepListener()
     for number, step in enumerate(steps):
         runs = [
-            Followed(ids, 3 * number, 1, (name, version), [version * 100 + page for page in range(length)], None)
+            PlainRows(ids, 3 * number, 1, (name, version), [version * 100 + page for page in range(length)], None)
             for name, version, length, ids in step
         ]
-        assert listener.hear(teller.tell(runs, number % 2 == 0, [])) == (runs, number % 2 == 0)
+        assert listener.hear(teller.tell(runs, number % 2 == 0, [])) == (runs, number % 2 == 0, (0, 0, 0))
 
 
 def test_adapters_are_kept_until_they_are_forgotten():
     teller, listener = StepTeller(), StepListener()
     one, two = (AdapterWeights(name, (), 0) for name in ("one", "two"))
-    runs = [Followed([5], 40, 1, (adapter.fingerprint, 1), [3], adapter) for adapter in (one, two)]
+    runs = [PlainRows([5], 40, 1, (adapter.fingerprint, 1), [3], adapter) for adapter in (one, two)]
     for adapter in (one, two):
         told = listener.hear(teller.adapter(Path("/there"), adapter.fingerprint, []))
         assert (told.path, told.fingerprint) == ("/there", adapter.fingerprint)
@@ -112,6 +112,6 @@ def test_adapters_are_kept_until_they_are_forgotten():
 
 def test_a_table_is_told_once():
     teller = StepTeller()
-    runs = [Followed([5], 40, 1, ("a", 1), list(range(1000)), None)]
+    runs = [PlainRows([5], 40, 1, ("a", 1), list(range(1000)), None)]
     first, second = teller.tell(runs, True, []), teller.tell(runs, True, [])
     assert len(first) > 1000 and len(second) < 40

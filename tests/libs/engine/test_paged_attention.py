@@ -99,6 +99,7 @@ class Layer:
             sine=self.tables[1].data_ptr(),
             layer=addressof(self._layers),
             memory=memory.data_ptr(),
+            page_layers=1,
             row_heads=shape.kv_heads,
         )
         qkv = torch.cat([one.qkv for one in sequences])

@@ -39,18 +39,22 @@ MODELS = {
     ),
     "llama 4": TINY_LLAMA_4,
 }
-CASES = [(name, 2, 1, True) for name in MODELS] + [
-    ("one KV head", 4, 1, True),
-    ("deepseek", 4, 1, True),
-    ("llama", 2, 1, False),
-    ("mixtral", 4, 1, False),
-    ("mixtral", 2, 2, True),
-    ("mixtral", 4, 2, True),
-    ("mixtral", 4, 4, False),
-    ("deepseek", 4, 2, True),
-    ("llama 4", 2, 2, True),
+CASES = [(name, 2, 1, 1, True) for name in MODELS] + [
+    ("one KV head", 4, 1, 1, True),
+    ("deepseek", 4, 1, 1, True),
+    ("llama", 2, 1, 1, False),
+    ("mixtral", 4, 1, 1, False),
+    ("mixtral", 2, 2, 1, True),
+    ("mixtral", 4, 2, 1, True),
+    ("mixtral", 4, 4, 1, False),
+    ("deepseek", 4, 2, 1, True),
+    ("llama 4", 2, 2, 1, True),
+    *((name, 1, 1, 2, True) for name in ("llama", "qwen 2, tied", "gemma", "mixtral", "deepseek", "llama 4")),
+    ("llama", 1, 1, 3, False),
+    ("llama", 2, 1, 2, True),
+    ("mixtral", 2, 2, 2, False),
 ]
-"""Ranks, groups of whole experts, and whether there are kernels."""
+"""Ranks of a stage, groups of whole experts, stages, and whether there are kernels."""
 
 
 def config_of(directory, **fields):
@@ -58,8 +62,8 @@ def config_of(directory, **fields):
     return EngineConfig(model=directory, **{**sizes, "draft_timeout_s": 30, "draft_always": True, **fields})
 
 
-@pytest.mark.parametrize(("name", "ranks", "groups", "kernels"), CASES)
-async def test_split_engine_says_the_same(tmp_path, kit, name, ranks, groups, kernels):
+@pytest.mark.parametrize(("name", "ranks", "groups", "stages", "kernels"), CASES)
+async def test_split_engine_says_the_same(tmp_path, kit, name, ranks, groups, stages, kernels):
     """Logprobs to 1e-4 in float32: prompts in chunks, together, with a prefix that an engine in one process has
     computed, and with drafts; and that engine goes on from what the split one has computed."""
     directory = write_checkpoint(tmp_path / "model", MODELS[name])
@@ -72,7 +76,7 @@ async def test_split_engine_says_the_same(tmp_path, kit, name, ranks, groups, ke
         alone = kit.Sink()
         said = await kit.read(whole, long, sink=alone)
     right = said.ids[:4]
-    async with Engine.open(replace(config, tp=ranks, ep=groups), wrong, in_threads) as split:
+    async with Engine.open(replace(config, tp=ranks, ep=groups, pp=stages), wrong, in_threads) as split:
         assert split.spec == whole.spec
         for found, wanted in zip(await kit.read_all(split, requests), expected, strict=True):
             kit.assert_same(found, wanted)
@@ -85,7 +89,10 @@ async def test_split_engine_says_the_same(tmp_path, kit, name, ranks, groups, ke
         kit.assert_same(await kit.read(split, kit.renamed(long, "cold"), sink=cold), said)
         assert split.stats().drafted > 0
         sparse = split.checkpoint.config.experts is not None
-        assert 1 <= split.expert_imbalance < groups if groups > 1 else split.expert_imbalance == float(sparse)
+        if groups > 1:
+            assert 1 <= split.expert_imbalance < groups
+        elif stages == 1:
+            assert split.expert_imbalance == float(sparse)
     assert len(cold.blocks) == len(alone.blocks) > 9
     async with Engine.open(config) as whole:
         blocks = [cold.blocks[number] for number in range(11)]
@@ -94,10 +101,11 @@ async def test_split_engine_says_the_same(tmp_path, kit, name, ranks, groups, ke
         assert again.last.cached_tokens == 11 * 16
 
 
-async def test_killed_rank_takes_its_engine_out(tmp_path, kit):
+@pytest.mark.parametrize("split", [{"tp": 2}, {"pp": 2}], ids=str)
+async def test_killed_rank_takes_its_engine_out(tmp_path, kit, split):
     """Requests fail at once, as those of a worker that ends do, and new ones are refused."""
     directory = write_checkpoint(tmp_path / "model", TinyModel())
-    async with Engine.open(config_of(directory, tp=2)) as engine:
+    async with Engine.open(config_of(directory, **split)) as engine:
         request = kit.request("r", 20, kit.greedy(900))
         stream = engine.generate(request)
         await anext(stream)
@@ -111,11 +119,12 @@ async def test_killed_rank_takes_its_engine_out(tmp_path, kit):
             await kit.read(engine, kit.renamed(request, "later"))
 
 
-async def test_processes_say_the_same_and_end_with_the_engine(tmp_path, kit):
+@pytest.mark.parametrize("split", [{"tp": 2}, {"pp": 2}], ids=str)
+async def test_processes_say_the_same_and_end_with_the_engine(tmp_path, kit, split):
     directory = write_checkpoint(tmp_path / "model", TinyModel())
     async with Engine.open(config_of(directory)) as engine:
         expected = await kit.read_all(engine, kit.mixed())
-    async with Engine.open(config_of(directory, tp=2)) as engine:
+    async with Engine.open(config_of(directory, **split)) as engine:
         for found, wanted in zip(await kit.read_all(engine, kit.mixed()), expected, strict=True):
             kit.assert_same(found, wanted)
         assert engine.arena is None, "no store maps the pages unless it is asked to"
@@ -152,6 +161,43 @@ async def test_split_that_does_not_fit_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"tp .*must divide the 4 attention heads"):
         async with Engine.open(config_of(directory, tp=3)):
             pass
+    with pytest.raises(ConfigError, match=r"pp .*must be at most the 3 layers"):
+        async with Engine.open(config_of(directory, pp=4)):
+            pass
+    with pytest.raises(ConfigError, match=r"draft_head .*needs pp 1"):
+        async with Engine.open(config_of(directory, pp=2, draft_head=str(directory))):
+            pass
+
+
+async def test_steps_of_others_are_computed_meanwhile(tmp_path, kit):
+    """Two stages compute two steps at a time, each of half of the streams; with few pages, so that some go back to the
+    line, and with readers that leave meanwhile."""
+    directory = write_checkpoint(tmp_path / "model", TinyModel())
+    requests = [kit.request(f"{number}", 20 + 9 * number, kit.greedy(40)) for number in range(8)]
+    config = config_of(directory, draft_tokens=0, kv_pool_tokens=640)
+    async with Engine.open(config) as whole:
+        expected = await kit.read_all(whole, requests)
+    flights = []
+    async with Engine.open(replace(config, pp=2), load=in_threads) as split:
+        finish = split._runner.finish
+
+        def watched(begun):
+            flights.append([len(flight.step) for flight in split._flights])
+            return finish(begun)
+
+        split._runner.finish = watched
+        leaver = split.generate(kit.request("leaver", 30, kit.greedy(400)))
+        await anext(leaver)
+        reading = asyncio.create_task(kit.read_all(split, requests))
+        await asyncio.sleep(0)
+        await leaver.aclose()
+        for found, wanted in zip(await reading, expected, strict=True):
+            assert found.ids == wanted.ids
+        assert split.stats().preemptions > 0
+        stats = split.stats()
+        assert stats.free_pages == stats.total_pages - stats.resident_pages or stats.free_pages == stats.total_pages
+    assert max(map(len, flights)) == 2
+    assert any(len(steps) == 2 and min(steps) > 1 for steps in flights), "streams are shared"
 
 
 def test_a_rank_tells_why_it_cannot_load_its_part(tmp_path):
@@ -159,7 +205,8 @@ def test_a_rank_tells_why_it_cannot_load_its_part(tmp_path):
     nothing = SharedMemory("/nowhere", 0, b"")
     settings = settings_of(EngineConfig(model=tmp_path / "gone", tp=2))
     with lead, theirs:
-        send(lead, msgspec.msgpack.encode(Setup(1, 2, settings, "", nothing, None, "")))
+        setup = Setup(1, 2, 0, [(0, 3)], settings, "", nothing, None, None, "")
+        send(lead, msgspec.msgpack.encode(setup))
         with pytest.raises(CheckpointError, match="gone"):
             follow(theirs)
         assert b"a part of the model" in (told := receive(lead)) and b"gone: is not a directory" in told

@@ -31,6 +31,7 @@ class One:
     remaining: int
     pages: list[int] = field(default_factory=list)
     next_key: bytes | None = None
+    busy: bool = False
 
     @property
     def place(self):
@@ -69,6 +70,22 @@ def test_chunks_fill_the_budget_in_order_of_arrival():
     made = plan(LIMITS, 100, [running(1, 20, 10)], [One(2, 15, 15), One(3, 30, 30), One(4, 9, 9)], {})
     assert rows_of(made) == [(1, 10, 0, 0), (2, 15, 0, 2), (3, 7, 0, 4)]
     assert made.admit == [2, 3]
+
+
+def test_steps_that_are_computed_at_a_time_share_the_streams():
+    """What is in one stays as it is, also when there are too few pages; a block that it computes is not computed
+    again."""
+    limits = replace(LIMITS, flights=2)
+    streams = [running(ticket, 9) for ticket in range(1, 6)]
+    assert [row[0] for row in rows_of(plan(limits, 100, streams, [], {}))] == [1, 2, 3]
+    flying = [replace(one, busy=True) for one in streams[:3]]
+    assert [row[0] for row in rows_of(plan(limits, 100, [*flying, *streams[3:]], [], {}))] == [4, 5]
+    made = plan(limits, 0, [replace(one, busy=True) for one in streams[1:]] + streams[:1], [], {})
+    assert (made.portions, made.preempt) == ([], [])
+    prompt = replace(running(1, 40, 40), next_key=b"same", busy=True)
+    same, other = One(2, 40, 40, next_key=b"same"), One(3, 40, 40, next_key=b"other")
+    assert plan(limits, 100, [prompt], [same], {}).portions == []
+    assert plan(limits, 100, [prompt], [other], {}).admit == [3]
 
 
 def test_what_is_resumed_comes_before_prompts_that_are_begun():
@@ -451,6 +468,7 @@ class Play:
         self.lives, self.ended, self.lent = [], set(), []
         self.arrivals = [self._live(ticket, *request) for ticket, request in enumerate(requests)]
         self.repeated = self.copied = 0
+        self.flights = []
 
     def _live(self, ticket, prompt, output, loaded):
         sampling = SamplingParams(max_tokens=output, ignore_eos=True)
@@ -499,7 +517,8 @@ class Play:
         return {ticket: tokens for ticket, tokens in found.items() if tokens} if self.luck.random() < 0.8 else {}
 
     def step(self, drafts, room):
-        """One turn; whether something moved."""
+        """One turn, in which a step begins, and the first is over if there are no more at a time; whether something
+        moved."""
         assert self.scheduler.stats().queued_tokens == self.queued()
         self.scheduler._share()
         assert self.scheduler.stats().queued_tokens == self.queued()
@@ -524,6 +543,17 @@ class Play:
         for live in step:
             if self.luck.random() < 0.01:
                 self._end(live)
+        if step:
+            self.flights.append((step, answers))
+        if step and len(self.flights) < self.limits.flights:
+            return True
+        return self.land()
+
+    def land(self):
+        """The step that began first is over; whether there was one."""
+        if not self.flights:
+            return False
+        step, answers = self.flights.pop(0)
         ended = self.scheduler.commit(step, answers)
         for live, answer in zip(step, answers, strict=True):
             assert not live.busy
@@ -537,7 +567,7 @@ class Play:
         for one in ended:
             assert one.finish == "length" and one.live.generated == one.live.request.sampling.max_tokens
             self._end(one.live)
-        return bool(step)
+        return True
 
     def _answer(self, live):
         if self.luck.random() < 0.01:
@@ -601,6 +631,8 @@ class Play:
             self.scheduler.release("sink", [self.lent.pop(self.luck.randrange(len(self.lent)))])
 
     def over(self):
+        while self.land():
+            pass
         self.scheduler.release("sink", self.lent)
         assert self.pool.free == self.pool.total and not self.pool.owners()
         stats = self.scheduler.stats()
@@ -621,7 +653,9 @@ class Play:
 @settings(max_examples=150)
 @given(
     requests=st.lists(st.tuples(st.integers(1, 60), st.integers(1, 40), st.integers(0, 3)), min_size=1, max_size=12),
-    limits=st.builds(StepLimits, st.integers(4, 60), st.integers(1, 4), st.sampled_from([1, 4, 16])),
+    limits=st.builds(
+        StepLimits, st.integers(4, 60), st.integers(1, 4), st.sampled_from([1, 4, 16]), st.sampled_from([1, 1, 2, 3])
+    ),
     spare=st.integers(0, 12),
     drafted=st.booleans(),
     room=rooms,

@@ -27,6 +27,7 @@ class One:
     remaining: int = 1
     pages: list[int] = field(default_factory=list)
     next_key: bytes | None = None
+    busy: bool = False
 
     @property
     def place(self):

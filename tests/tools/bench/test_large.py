@@ -11,7 +11,7 @@ from penstock.bench.large.experts import figures_of, sitting
 from penstock.bench.large.families import families
 from penstock.bench.large.kv_bytes import kv_figures
 from penstock.bench.large.measure import measure
-from penstock.bench.large.ranks import LOADS, death_s
+from penstock.bench.large.ranks import LOADS, STAGED, death_s
 from penstock.bench.large.ranks import figures_of as ranks_of
 from penstock.checkpoint import inspect
 from penstock.runtime.config import ConfigError
@@ -61,6 +61,9 @@ def test_ranks_are_compared_round_by_round():
     assert (ratio.id, ratio.value, ratio.goal, ratio.met) == ("tp2_vs_threads2", 0.9, 0.85, True)
     assert (split.value, whole.value) == (9.0, 10.0)
     assert ranks_of(LOADS[1], [1.0], [2.0])[0].met is None
+    speedup, _, alone = ranks_of(STAGED[0], [18.0], [10.0])
+    assert (speedup.value, speedup.goal, speedup.met) == (1.8, 1.6, True)
+    assert alone.against == "one process with one thread"
 
 
 async def test_a_death_of_a_rank_is_timed():

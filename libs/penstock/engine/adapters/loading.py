@@ -12,11 +12,11 @@ from penstock.engine.layers.adapters import AdapterWeights, ThinProduct
 
 
 def load_adapter(
-    found: AdapterCheckpoint, layers: int, dtype: torch.dtype, device: torch.device, *, kernels: bool
+    found: AdapterCheckpoint, layers: range, dtype: torch.dtype, device: torch.device, *, kernels: bool
 ) -> AdapterWeights:
-    """Copies the adapter of a model of `layers` layers into new memory, as `dtype` on `device`; with `kernels` in the
-    form that step.cpp reads as well. Raises CheckpointError, also when a number is not finite."""
-    kept: list[dict[str, list[ThinProduct]]] = [{} for _ in range(layers)]
+    """Copies what an adapter has for these layers into new memory, as `dtype` on `device`; with `kernels` in the form
+    that step.cpp reads as well. Raises CheckpointError, also when a number is not finite."""
+    kept: list[dict[str, list[ThinProduct]]] = [{} for _ in layers]
     try:
         with safe_open(found.file, framework="pt") as file:
             for part in found.parts:
@@ -25,7 +25,7 @@ def load_adapter(
                     down, up = _of_rank(part.cut, down, up)
                 down, up = _laid_out(down, up * part.scale, kernels)
                 thin = ThinProduct(part.first, part.columns, down.to(device, dtype), up.to(device, dtype))
-                kept[part.layer].setdefault(part.stack, []).append(thin)
+                kept[part.layer - layers.start].setdefault(part.stack, []).append(thin)
     except (SafetensorError, OSError) as error:
         raise CheckpointError(found.file, str(error)) from None
     weights = tuple({stack: tuple(added) for stack, added in layer.items()} for layer in kept)

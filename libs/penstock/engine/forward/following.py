@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import msgspec
@@ -32,6 +32,8 @@ from penstock.engine.forward.runner import CACHE, Runner
 from penstock.engine.kernels.cpu.meeting import SharedGroup
 from penstock.engine.ranks.group import RankGroup, TorchGroup, shared_layout, shared_room
 from penstock.engine.ranks.messages import Setup, StepListener, ToldAdapter, receive, send
+from penstock.engine.ranks.place import RankStep
+from penstock.engine.ranks.stages import PassingRoom, Pipes
 from penstock.engine.ranks.window import PageWindow
 from penstock.engine.step.batch import Rows
 from penstock.engine.step.memory import PageMemory
@@ -43,12 +45,17 @@ _PR_SET_PDEATHSIG = 1
 class Following:
     """The place of a rank other than 0, as a Runner sees it."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, pipes: Pipes) -> None:
         """Raises CheckpointError, MapError."""
         config = setup.engine
+        self._pipes = pipes
+        self.at = (0, 0, 0)
+        """Of the step, see ToldStep."""
+        self.stages, self.alone = len(setup.stages), setup.ranks == 1
+        own = range(*setup.stages[setup.stage])
         whole = inspect(config.model, config.max_model_len or None)
         self.setup, self.config, self.whole = setup, config, whole
-        self._rank = Rank(setup.rank, setup.ranks, config.ep)
+        self._rank = Rank(setup.rank, setup.ranks, config.ep, own if self.stages > 1 else None)
         self.checkpoint = part_of(whole, self._rank, setup.fingerprint)
         model = whole.config
         self.vocab_size = model.vocab_size
@@ -70,17 +77,20 @@ class Following:
             self._maps.append(setup.sums.mapped(shared_layout(setup.ranks, room)))
             self.shared = SharedGroup(self._maps[1].slots(), setup.rank, self._columns, room)
         self._group: RankGroup | None = self.shared
+        if setup.passing is not None:
+            between = PassingRoom.of(model, config)
+            self._maps.append(setup.passing.mapped(between.layout))
+            self._states, self._logits = between.views(self._maps[-1].slots())
 
     def meet(self) -> None:
         """Returns when all ranks are there. Raises RankLost."""
         setup = self.setup
-        if self._group is None:
+        if self._group is None and setup.ranks > 1:
             self._group = TorchGroup(setup.meeting, setup.rank, self._columns)
 
     def add(self, own: Tensor) -> Tensor:
         """See RankGroup."""
-        assert self._group is not None
-        return self._group.add(own)
+        return own if self._group is None else self._group.add(own)
 
     def adapter(self, found: AdapterCheckpoint) -> AdapterCheckpoint:
         """What this rank has of it."""
@@ -90,24 +100,38 @@ class Following:
         """Rank 0 alone says what is forgotten."""
 
     @contextmanager
-    def step(self, order: Sequence[Rows], compiled: bool) -> Iterator[Callable[[Tensor], Tensor]]:
-        """Gives what hands this rank's logits to rank 0."""
+    def step(self, order: Sequence[Rows], compiled: bool) -> Iterator[RankStep]:
+        """Waits for the stage before; what this one makes of the rows goes to the next, logits to rank 0."""
+        stage, (place, row, sample) = self.setup.stage, self.at
+        states = None
+        if stage:
+            self._pipes.wait()
+            states = self._states[stage - 1, place, row : row + sum(run.tokens for run in order)]
 
         def give(own: Tensor) -> Tensor:
-            assert self._group is not None
-            self._group.gather(own)
+            last, first = stage + 1 == self.stages, self.setup.rank == 0
+            if last and self._group is not None:
+                found = self._group.gather(own)
+                own = own if found is None else found
+            if last and first and stage:
+                self._logits[place, sample : sample + len(own)] = own
+            elif first and not last:
+                self._states[stage, place, row : row + len(own)] = own
+                self._pipes.tell()
             return own
 
-        yield give
+        yield RankStep(states, give)
 
 
 def follow(lead: socket.socket) -> None:
     """Computes what rank 0 tells until that ends. What goes wrong is told to rank 0, and raised: RankLost when another
     rank has ended, CheckpointError and ConfigError for its part of the model."""
+    pipes = Pipes(None, ())
     try:
         setup = msgspec.msgpack.decode(receive(lead), type=Setup)
+        pipes = Pipes.receive(lead, setup.pipes, reads=setup.stage > 0)
         set_threads(setup.engine.threads)
-        place = Following(setup)
+        place = Following(setup, pipes)
         runner = Runner(place.checkpoint, place.config, place)
         send(lead, b"")
         place.meet()
@@ -117,6 +141,7 @@ def follow(lead: socket.socket) -> None:
             if isinstance(told, ToldAdapter):
                 send(lead, _load_adapter(told, place, runner, listener).encode())
                 continue
+            place.at = told.at
             with torch.inference_mode():
                 runner.compute(told.runs, told.compiled)
             send(lead, b"")
@@ -126,6 +151,8 @@ def follow(lead: socket.socket) -> None:
         with suppress(OSError):
             send(lead, f"a process that computes a part of the model: {error}".encode())
         raise
+    finally:
+        pipes.close()
 
 
 def _load_adapter(told: ToldAdapter, place: Following, runner: Runner, listener: StepListener) -> str:

@@ -11,7 +11,8 @@ import torch
 from penstock.checkpoint import Checkpoint, remembered_fingerprint, tokenizer_fingerprint
 from penstock.engine.config import EngineConfig
 from penstock.engine.errors import EngineError
-from penstock.engine.forward.runner import CACHE, Runner
+from penstock.engine.forward.balance import stage_layers
+from penstock.engine.forward.runner import CACHE, BegunStep, Runner
 from penstock.engine.models.packed import PackedWeights
 from penstock.engine.ranks.lead import Launch, Lead
 from penstock.engine.sampling.choice import Chosen
@@ -57,6 +58,19 @@ class ComputesInLayers(Protocol):
 
 
 @runtime_checkable
+class ComputesInStages(Protocol):
+    """What can begin steps before others are finished; a Runner."""
+
+    def begin(self, runs: Sequence[Run]) -> BegunStep:
+        """Begins with a step, of sequences that are in no other."""
+        ...
+
+    def finish(self, begun: BegunStep) -> Sequence[list[Chosen] | EngineError]:
+        """As Computes.step, of one that has begun; in the order in which they have."""
+        ...
+
+
+@runtime_checkable
 class InRanks(Protocol):
     """What has processes that compute with it; a Runner's Lead."""
 
@@ -86,7 +100,8 @@ def set_threads(threads: int) -> None:
 def load_model(config: EngineConfig, checkpoint: Checkpoint, launch: Launch | None = None) -> tuple[Runner, KvSpec]:
     """The model and the name of its KV. `launch` starts other ranks; None: as processes. Raises CheckpointError,
     ConfigError, and RankLost when another rank can't load its part."""
-    runner = Runner(checkpoint, config) if config.tp == 1 else _in_ranks(checkpoint, config, launch)
+    split = config.tp > 1 or config.pp > 1
+    runner = _in_ranks(checkpoint, config, launch) if split else Runner(checkpoint, config)
     token, tokens = runner.memory.block_bytes // config.block_size, config.pages * config.block_size
     _log.info("KV of %d tokens fits: %d bytes each in %s, %.0f MiB", tokens, token, config.kv, tokens * token / 2**20)
     spec = KvSpec(
@@ -104,7 +119,8 @@ def _in_ranks(checkpoint: Checkpoint, config: EngineConfig, launch: Launch | Non
     """Rank 0 of several, when all have loaded."""
     kept = CACHE[config.kv]
     memory = PageMemory(checkpoint.config, config.pages, config.block_size, kept, torch.device("cpu"), shared=True)
-    lead = Lead(checkpoint, config, memory, remembered_fingerprint(checkpoint), launch)
+    stages = stage_layers(checkpoint, config)
+    lead = Lead(checkpoint, config, memory, remembered_fingerprint(checkpoint), stages=stages, launch=launch)
     try:
         runner = Runner(lead.checkpoint, config, lead)
         lead.meet()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from penstock.engine.checks import settled
 from penstock.engine.config import EngineConfig
 from penstock.engine.errors import EngineError
 from penstock.engine.forward.accepting import accepted
-from penstock.engine.forward.masking import Masking
+from penstock.engine.forward.masking import Masking, RunMasks
 from penstock.engine.kernels.cpu.build import NotBuilt
 from penstock.engine.kernels.cpu.decoder import CompiledDecoder
 from penstock.engine.kernels.cpu.draws import native_draws
@@ -34,6 +35,8 @@ from penstock.engine.layers.weights import Weights
 from penstock.engine.models.decoder import Decoder
 from penstock.engine.models.loading import load_weights
 from penstock.engine.models.packed import SMALL_BYTES, PackedWeights, packed_weights
+from penstock.engine.ranks.lead import Compute, Passed
+from penstock.engine.ranks.place import RankStep
 from penstock.engine.sampling.choice import Choice, Chosen
 from penstock.engine.sampling.sampler import Sampler
 from penstock.engine.step.batch import BatchBuilder, Rows, arrange
@@ -76,10 +79,14 @@ class RankPlace(Protocol):
     vocab_size: int
     """Of the whole model."""
     memory: PageMemory
-    """The pages, with all heads."""
+    """The pages, with all heads and layers."""
+    stages: int
+    """Among which the layers are divided."""
 
     shared: SharedGroup | None
     """Where processes add what they compute, in one call of the kernels; None: they can't."""
+    alone: bool
+    """This process has all of each of its layers."""
 
     @property
     def window(self) -> HeadWindow:
@@ -99,9 +106,36 @@ class RankPlace(Protocol):
         """The other processes need keep their parts of an adapter no more. Callable from any thread."""
         ...
 
-    def step(self, order: Sequence[Rows], compiled: bool) -> AbstractContextManager[Callable[[Tensor], Tensor]]:
-        """For the length of a step; gives what makes logits of all tokens out of this process's, on rank 0."""
+    def step(self, order: Sequence[Rows], compiled: bool) -> AbstractContextManager[RankStep]:
+        """For the length of a step, which all processes compute at the same time; or those of a stage, but for the
+        first."""
         ...
+
+
+@runtime_checkable
+class FirstStage(RankPlace, Protocol):
+    """The place of rank 0 where there are more stages than one; see Lead."""
+
+    def launch(self, order: Sequence[Rows], takes: Callable[[Sequence[Rows]], bool], compute: Compute) -> Passed:
+        """Has a step computed by all stages, and returns when this one has."""
+        ...
+
+    def logits(self, passed: Passed) -> Tensor:
+        """Of a step, when the last stage has computed it."""
+        ...
+
+
+@dataclass(slots=True)
+class BegunStep:
+    """A step that may be computed already, in part."""
+
+    runs: Sequence[Run]
+    order: Sequence[Run]
+    takes: bool
+    """The kernels compute it in one call."""
+    masks: RunMasks | None
+    passed: Passed | None
+    """It is on its way through the stages; None: it will be computed when it is finished."""
 
 
 class Runner:
@@ -113,6 +147,7 @@ class Runner:
         config = settled(config, checkpoint)
         self.ranks = place
         """The place of this process among several; None: it computes the model alone."""
+        self._first = place if isinstance(place, FirstStage) and place.stages > 1 else None
         self._vocab_size = checkpoint.config.vocab_size if place is None else place.vocab_size
         self.packed: PackedWeights | None = None
         """The weights in the kernels' layout; None when torch holds the weights."""
@@ -146,7 +181,7 @@ class Runner:
             return
         if among is None:
             self._compiled = CompiledDecoder(machine, model, weights, self.decoder.tables[0], self.memory)
-        elif among.shared is not None:
+        elif among.shared is not None or among.alone:
             self._compiled = CompiledDecoder(
                 machine,
                 model,
@@ -154,7 +189,7 @@ class Runner:
                 self.decoder.tables[0],
                 self.memory,
                 first_head=among.window.first_head,
-                ranks=among.shared.args,
+                ranks=None if among.shared is None else among.shared.args,
             )
 
     @property
@@ -206,7 +241,7 @@ class Runner:
         kernels = self._compiled is not None
         try:
             own = found if self.ranks is None else self.ranks.adapter(found)
-            return load_adapter(own, self.layers, self._adapter_dtype, self._place, kernels=kernels)
+            return load_adapter(own, self.decoder.layers, self._adapter_dtype, self._place, kernels=kernels)
         except CheckpointError:
             self.forget_adapter(found.fingerprint)  # some ranks may have loaded their parts
             raise
@@ -247,16 +282,30 @@ class Runner:
         draft that equals the token sampled in its place; one that leaves its grammar gets an error. Raises NotFinite.
         After an error the caller may repeat the call with the same runs: it writes the same KV at the same places.
         """
+        return self.finish(self.begin(runs))
+
+    @torch.inference_mode()
+    def begin(self, runs: Sequence[Run]) -> BegunStep:
+        """Begins with a step, of sequences that are in no other. Where there are several stages it returns when the
+        first has computed it."""
         for run in runs:
             self._prepare(run)
         takes = self._takes(runs)
         order = runs if takes else arrange(runs)
-        masks, features = self._masking.begin(order), self._features(order)
-        if self._compiled is not None and self.ranks is None and takes and all(run.choice.plain for run in runs):
+        masks = self._masking.begin(order)
+        passed = None if self._first is None else self._first.launch(order, self._takes, self._computed)
+        return BegunStep(runs, order, takes, masks, passed)
+
+    @torch.inference_mode()
+    def finish(self, begun: BegunStep) -> Sequence[list[Chosen] | EngineError]:
+        """As `step`, of one that has begun; in the order in which they have."""
+        runs, order, masks = begun.runs, begun.order, begun.masks
+        features = self._features(order)
+        if self._compiled is not None and self.ranks is None and begun.takes and all(run.choice.plain for run in runs):
             legality = None if masks is None else masks.legality(order)
             sampled = [Chosen(token) for token in self._compiled.best(order, legality, features)]
         else:
-            logits = self.logits(order, features)
+            logits = self.logits(order, features, begun.passed)
             rows = [choice for run in order for choice in (_choices(run) if masks is None else masks.choices(run))]
             self.memory.computed(wait=not rows)  # a step is over when it is computed, with or without samples
             sampled = self.sampler.sample(logits, rows) if rows else []
@@ -271,9 +320,11 @@ class Runner:
             first += run.samples
         return [answers[id(run)] for run in runs]
 
-    def logits(self, order: Sequence[Run], features: Features | None = None) -> Tensor:
+    def logits(self, order: Sequence[Run], features: Features | None = None, passed: Passed | None = None) -> Tensor:
         """float32 [samples, vocab]; leaves the runs' keys and values in the memory, and fills `features`. The kernels
-        take runs in any order, torch in that of `arrange`."""
+        take runs in any order, torch in that of `arrange`. What is `passed` is on its way through the stages."""
+        if self._first is not None:
+            return self._first.logits(passed or self._first.launch(order, self._takes, self._computed))
         compiled = self._compiled is not None and self._takes(order)
         if self._device is not None:
             return self._device.logits(order, features)
@@ -283,13 +334,23 @@ class Runner:
         """As `logits`, on a CPU, by the kernels in one call or by torch. With several ranks the others do it too."""
         if self.ranks is None:
             return self._computed(order, compiled, features)
-        with self.ranks.step(order, compiled) as gather:
-            return gather(self._computed(order, compiled, features))
+        with self.ranks.step(order, compiled) as step:
+            return step.done(self._computed(order, compiled, features, step.states))
 
-    def _computed(self, order: Sequence[Rows], compiled: bool, features: Features | None) -> Tensor:
+    def computed(self, order: Sequence[Rows]) -> Tensor:
+        """As `compute`, in the way in which a step of these rows is computed."""
+        return self.compute(order, self._takes(order))
+
+    def _computed(
+        self,
+        order: Sequence[Rows],
+        compiled: bool,
+        features: Features | None = None,
+        states: Tensor | None = None,
+    ) -> Tensor:
         if compiled and self._compiled is not None:
-            return self._compiled.forward(order, features)
-        return self.decoder.forward(self._builder.build(order), self._kv, features)
+            return self._compiled.forward(order, features, states)
+        return self.decoder.forward(self._builder.build(order), self._kv, features, states)
 
     def _features(self, order: Sequence[Run]) -> Features | None:
         """Room for what the runs ask for; None when none does."""
@@ -357,7 +418,9 @@ def _form(checkpoint: Checkpoint, config: EngineConfig, machine: Machine) -> str
 def _weight_bytes(checkpoint: Checkpoint) -> int:
     """About as many as this process loads."""
     size = sum(file.stat().st_size for file in checkpoint.weight_files)
-    return size if checkpoint.part is None else size // checkpoint.part.rank.ranks
+    if checkpoint.part is None:
+        return size
+    return size * len(checkpoint.layers) // (checkpoint.config.n_layers * checkpoint.part.rank.ranks)
 
 
 def _rounded(_: Stack, matrix: Callable[[], Tensor], bias: Tensor | None) -> tuple[Matrix, Tensor | None]:

@@ -56,7 +56,9 @@ class Weights:
     embedding: Embedding
     layers: list[LayerWeights]
     norm: Tensor
-    head: Matrix
-    """[hidden, vocab], not scaled when it is the embedding."""
+    head: Matrix | None
+    """[hidden, vocab], not scaled when it is the embedding; None where other processes have the last layers."""
+    first: int = 0
+    """Number of the first of the layers in the model."""
     expert_rows: npt.NDArray[np.int64] | None = None
     """[experts]: see Routed; None: there are none, or they are not counted."""

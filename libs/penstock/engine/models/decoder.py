@@ -68,22 +68,34 @@ class Decoder:
         """Of the model."""
         return self._weights.embedding
 
-    def forward(self, batch: Batch, memory: KvMemory, features: Features | None = None) -> Tensor:
-        """float32 [S, vocab]; fills `features`."""
-        x = self._weights.embedding.rows(batch.ids).to(self._dtype)
+    @property
+    def layers(self) -> range:
+        """Those of the model that it computes."""
+        first = self._weights.first
+        return range(first, first + len(self._weights.layers))
+
+    def forward(
+        self, batch: Batch, memory: KvMemory, features: Features | None = None, states: Tensor | None = None
+    ) -> Tensor:
+        """float32 [S, vocab]; fills `features`. Of some of the model's layers: `states` [N, hidden] are what those
+        before have made, None for the first; without the last it returns what these have made of all rows."""
+        x = (self._weights.embedding.rows(batch.ids) if states is None else states).to(self._dtype)
         turns = [_rows(table, batch.positions) for table in self._tables]
         layers: Sequence[LayerWeights] = self._weights.layers
         if batch.adapters:
             layers = adapted(layers, batch.adapters, len(x))
-        for number, layer in enumerate(layers[:-1]):
+        head = self._weights.head
+        for number, layer in zip(self.layers, layers if head is None else layers[:-1], strict=False):
             x = self._layer(number, layer, x, turns[self._table_of[number]], batch=batch, memory=memory)
             if features is not None:
                 features.keep(number + 1, x)
             if self.between is not None:
                 self.between()
+        if head is None:
+            return x
         x = self._last_layer(layers[-1], x, turns[self._table_of[-1]], batch, memory)
         x = self._norm(x, self._weights.norm)
-        logits = linear(x, self._weights.head).float()
+        logits = linear(x, head).float()
         cap = self.config.logit_softcap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
@@ -104,7 +116,7 @@ class Decoder:
 
     def _last_layer(self, layer: LayerWeights, x: Tensor, turn: Turn, batch: Batch, memory: KvMemory) -> Tensor:
         """[N, hidden] -> [S, hidden]: what is kept of all rows, everything else of the sampled ones only."""
-        number = len(self._weights.layers) - 1
+        number = self.config.n_layers - 1
         if batch.sampled is None:
             return self._layer(number, layer, x, turn, batch=batch, memory=memory)
         normed, asks = self._norm(x, layer.input_norm), self._heads.asks

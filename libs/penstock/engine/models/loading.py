@@ -108,9 +108,9 @@ def load_weights(
     source: Source | None = None,
     compute: torch.dtype | None = None,
 ) -> Weights:
-    """Copies all weights into new memory, as `dtype` on `device`; `keep` chooses the form of dense layers' matrices.
-    With `table` the embedding stays there; without `source` this call reads the files itself. `compute` is the type of
-    activations, where that is another one.
+    """Copies the weights that this process has into new memory, as `dtype` on `device`; `keep` chooses the form of
+    dense layers' matrices. With `table` the embedding stays there; without `source` this call reads the files itself.
+    `compute` is the type of activations, where that is another one.
 
     Raises CheckpointError.
     """
@@ -122,15 +122,16 @@ def load_weights(
             return keep(own, lambda: files.stacked(own), bias)
 
         embedding = Embedding(files.one(EMBEDDING) if table is None else table, dtype, config.embedding_scale)
-        head, _ = kept(head_stack(checkpoint))
-        layers = [_layer(files, checkpoint, number, kept, compute or dtype) for number in range(config.n_layers)]
+        head = kept(head_stack(checkpoint))[0] if checkpoint.ends else None
+        layers = [_layer(files, checkpoint, number, kept, compute or dtype) for number in checkpoint.layers]
         rows = None
         if config.experts is not None and device.type == "cpu":
             rows = np.zeros(config.experts.count, np.int64)
             for layer in layers:
                 if isinstance(layer.mlp, Routed):
                     layer.mlp.rows = rows
-        return Weights(embedding, layers, files.norm("model.norm.weight"), head, rows)
+        norm = files.norm("model.norm.weight")
+        return Weights(embedding, layers, norm, head, checkpoint.layers.start, rows)
 
 
 def stack_of(checkpoint: Checkpoint, name: str, prefix: str, *names: str) -> Stack:
@@ -179,8 +180,9 @@ def expert_stacks(checkpoint: Checkpoint, number: int, name: str) -> list[Stack]
 
 def all_stacks(checkpoint: Checkpoint) -> Iterator[Stack]:
     """Every matrix that `load_weights` asks `keep` about."""
-    yield head_stack(checkpoint)
-    for number in range(checkpoint.config.n_layers):
+    if checkpoint.ends:
+        yield head_stack(checkpoint)
+    for number in checkpoint.layers:
         yield from layer_stacks(checkpoint, number).values()
         for name in ("gate_up", "down"):
             yield from expert_stacks(checkpoint, number, name)

@@ -81,7 +81,8 @@ def _name(checkpoint: Checkpoint, kind: str) -> str:
         return f"{remembered_fingerprint(checkpoint)[:32]}-{kind}"
     rank = part.rank
     groups = f"-in-{rank.expert_groups}" if rank.expert_groups > 1 else ""
-    return f"{part.fingerprint[:32]}-{kind}-{rank.number}-of-{rank.ranks}{groups}"
+    layers = "" if rank.layers is None else f"-layers-{rank.layers.start}-{rank.layers.stop}"
+    return f"{part.fingerprint[:32]}-{kind}-{rank.number}-of-{rank.ranks}{groups}{layers}"
 
 
 class _Job:

@@ -12,6 +12,8 @@ import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Protocol
@@ -35,10 +37,12 @@ from penstock.engine.kernels.cpu.build import NotBuilt
 from penstock.engine.kernels.cpu.meeting import SharedGroup
 from penstock.engine.ranks.group import RankGroup, TorchGroup, shared_layout, shared_room
 from penstock.engine.ranks.messages import Setup, SharedMemory, StepTeller, receive, send, settings_of
+from penstock.engine.ranks.place import RankStep
+from penstock.engine.ranks.stages import PassingRoom, Pipes, pieces_of, pipes_between
 from penstock.engine.ranks.window import PageWindow
 from penstock.engine.step.batch import Rows
 from penstock.engine.step.memory import PageMemory
-from penstock.kv.bytes.arena import Arena
+from penstock.kv.bytes.arena import Arena, Layout
 
 _FOLLOWER = "penstock.engine.forward.following"
 _LOAD_S = 1800.0
@@ -62,6 +66,24 @@ class Follows(Protocol):
 
 Launch = Callable[[socket.socket], Follows]
 """Starts what follows, which reads this socket."""
+Compute = Callable[[Sequence[Rows], bool], Tensor]
+"""Computes a piece of a step, by the kernels in one call or by torch: [rows, hidden]."""
+
+
+@dataclass(slots=True)
+class _Told:
+    """Something that the others were told, and why each could not do it; None: not all have answered yet."""
+
+    answers: list[str] | None = None
+
+
+@dataclass(slots=True)
+class Passed:
+    """A step on its way through the stages."""
+
+    place: int
+    samples: int = 0
+    told: list[_Told] = field(default_factory=list)
 
 
 class Lead:
@@ -74,57 +96,91 @@ class Lead:
         config: EngineConfig,
         memory: PageMemory,
         fingerprint: str,
+        *,
+        stages: Sequence[range],
         launch: Launch | None = None,
     ) -> None:
-        """Starts the processes, which load their parts meanwhile. `memory` is shared."""
+        """Starts the processes, which load their parts meanwhile. `memory` is shared; `stages` are the layers of
+        each."""
         assert memory.arena is not None
         whole, ranks = checkpoint.config, config.tp
         self.vocab_size = whole.vocab_size
+        self.stages, self.alone = len(stages), ranks == 1
         self.memory = memory
         self.window = PageWindow(memory, heads_of_rank(whole.kv.heads, ranks, 0))
-        self._rank = Rank(0, ranks, config.ep)
+        self._rank = Rank(0, ranks, config.ep, stages[0] if len(stages) > 1 else None)
         self.checkpoint = part_of(checkpoint, self._rank, fingerprint)
         """What rank 0 has of the model."""
         self._columns = [len(share(whole.vocab_size, ranks, rank)) for rank in range(ranks)]
         self._whole = checkpoint
         self._teller = StepTeller()
-        self._turn = Lock()
-        """Whoever has it talks with the others, until they have answered."""
+        self._told: deque[_Told] = deque()
+        """What they have not answered yet, in the order in which they will."""
+        self._talking = Lock()
+        """Whoever has it tells the others something."""
+        self._hearing = Lock()
+        """Whoever has it reads answers."""
         self._forgotten: deque[str] = deque()
         """Adapters that the others still keep."""
-        self._sums: Arena | None = None
-        self.shared = self._share(whole, config)
-        """Where ranks add what they compute; None: by torch.distributed."""
+        self._arenas: list[Arena] = []
+        self.shared: SharedGroup | None = None
+        """Where the ranks of its stage add what they compute; None: by torch.distributed, or there is one."""
+        sums = self._share(whole, config)
         self._group: RankGroup | None = self.shared
         self._lost: RankLost | None = None
         self._directory = Path(tempfile.mkdtemp(prefix="penstock-ranks-"))
-        pages = SharedMemory.of(memory.arena)
-        sums = None if self._sums is None else SharedMemory.of(self._sums)
+        self._passing: SharedMemory | None = None
+        if self.stages > 1:
+            room = PassingRoom.of(whole, config)
+            arena = self._arena(room.layout)
+            self._passing = SharedMemory.of(arena)
+            self._states, self._logits = room.views(arena.slots())
+            self._places = [*range(room.places)]
+            """Free ones."""
+        pipes = pipes_between(self.stages, ranks)
+        self._pipes = pipes[0][0]
         self._followers: list[_Follower] = []
         try:
-            for rank in range(1, ranks):
-                setup = Setup(rank, ranks, settings_of(config), fingerprint, pages, sums, self._meeting)
-                self._followers.append(_Follower(setup, launch or RankProcess))
+            for stage, rank in [(stage, rank) for stage in range(self.stages) for rank in range(ranks)][1:]:
+                setup = Setup(
+                    rank,
+                    ranks,
+                    stage,
+                    [(own.start, own.stop) for own in stages],
+                    settings_of(config),
+                    fingerprint,
+                    SharedMemory.of(memory.arena),
+                    sums[stage],
+                    self._passing,
+                    self._meeting(stage),
+                )
+                self._followers.append(_Follower(setup, pipes[stage][rank], launch or RankProcess))
         except BaseException:
+            for pipe in (pipe for own in pipes for pipe in own):
+                pipe.close()
             self.close()
             raise
 
-    def _share(self, model: ModelConfig, config: EngineConfig) -> SharedGroup | None:
-        if not config.kernels:
-            return None
+    def _share(self, model: ModelConfig, config: EngineConfig) -> list[SharedMemory | None]:
+        """Where the ranks of each stage add what they compute."""
+        if not config.kernels or config.tp == 1:
+            return [None] * self.stages
         room = shared_room(model, config)
-        layout = shared_layout(config.tp, room)
+        arenas = [self._arena(shared_layout(config.tp, room)) for _ in range(self.stages)]
         try:
-            arena = Arena(layout.offset(1))
-            arena.format(layout)
-            self._sums = arena
-            return SharedGroup(arena.slots(), 0, self._columns, room)
+            self.shared = SharedGroup(arenas[0].slots(), 0, self._columns, room)
         except NotBuilt:
-            return None
+            return [None] * self.stages
+        return [SharedMemory.of(arena) for arena in arenas]
 
-    @property
-    def _meeting(self) -> str:
-        return str(self._directory / "meeting")
+    def _arena(self, layout: Layout) -> Arena:
+        arena = Arena(layout.offset(1))
+        self._arenas.append(arena)
+        arena.format(layout)
+        return arena
+
+    def _meeting(self, stage: int) -> str:
+        return str(self._directory / f"meeting-{stage}")
 
     @property
     def watched(self) -> Sequence[int]:
@@ -141,18 +197,17 @@ class Lead:
         for follower in self._followers:
             follower.done()
             follower.patience(_STEP_S)
-        if self._group is None:
-            self._group = TorchGroup(self._meeting, 0, self._columns)
+        if self._group is None and len(self._columns) > 1:
+            self._group = TorchGroup(self._meeting(0), 0, self._columns)
 
     def add(self, own: Tensor) -> Tensor:
         """See RankGroup."""
-        assert self._group is not None
-        return self._group.add(own)
+        return own if self._group is None else self._group.add(own)
 
     @contextmanager
-    def step(self, order: Sequence[Rows], compiled: bool) -> Iterator[Callable[[Tensor], Tensor]]:
-        """Has the others compute a step too; gives what makes logits of all tokens out of this rank's. When the block
-        ends, all have. Raises RankLost, from the first failure on always."""
+    def step(self, order: Sequence[Rows], compiled: bool) -> Iterator[RankStep]:
+        """Has the others compute a step too, whose logits are gathered from all. When the block ends, all have. Raises
+        RankLost, from the first failure on always."""
         group = self._group
         assert group is not None
 
@@ -161,18 +216,43 @@ class Lead:
             assert found is not None
             return found
 
-        with self._talk():
-            self._tell(self._teller.tell(order, compiled, self._forget()))
-            yield gather
-            for follower in self._followers:
-                follower.done()
+        with self._together():
+            told = self._tell(partial(self._teller.tell, order, compiled))
+            yield RankStep(None, gather)
+            self._done(told)
+
+    def launch(self, order: Sequence[Rows], takes: Callable[[Sequence[Rows]], bool], compute: Compute) -> Passed:
+        """Has a step computed by all stages, in pieces, and returns when the first has. `compute` does that; `takes`:
+        whether the kernels do it in one call. There are as many steps on their way as stages at most. Raises as
+        `step`."""
+        passed = Passed(self._places.pop())
+        row = 0
+        with self._together():
+            for piece in pieces_of(order, self.stages):
+                compiled = takes(piece)
+                at = (passed.place, row, passed.samples)
+                message = partial(self._teller.tell, piece, compiled, at=at)
+                passed.told.append(self._tell(message))
+                states = compute(piece, compiled)
+                self._states[0, passed.place, row : row + len(states)] = states
+                self._pipes.tell()
+                row += len(states)
+                passed.samples += sum(run.samples for run in piece)
+        return passed
+
+    def logits(self, passed: Passed) -> Tensor:
+        """What the last stage has made of a step, when it has; valid until another is launched. Raises as `step`."""
+        with self._together():
+            for told in passed.told:
+                self._done(told)
+        self._places.append(passed.place)
+        return self._logits[passed.place, : passed.samples]
 
     def adapter(self, found: AdapterCheckpoint) -> AdapterCheckpoint:
         """Has the others load their parts of an adapter, for which steps wait; what rank 0 has of it. Callable from any
         thread. Raises CheckpointError, and RankLost."""
-        with self._talk():
-            self._tell(self._teller.adapter(found.path, found.fingerprint, self._forget()))
-            reasons = [follower.answer() for follower in self._followers]
+        with self._together():
+            reasons = self._answers(self._tell(partial(self._teller.adapter, found.path, found.fingerprint)))
         for reason in filter(None, reasons):
             raise CheckpointError(found.file, reason)
         return adapter_of_rank(found, self._whole, self._rank)
@@ -182,24 +262,39 @@ class Lead:
         self._forgotten.append(fingerprint)
 
     @contextmanager
-    def _talk(self) -> Iterator[None]:
-        """The others listen to nobody else. Raises RankLost, from the first failure on always."""
-        with self._turn:
-            if self._lost is not None:
-                raise self._lost
-            try:
-                yield
-            except Exception as error:  # where the others are now is not known
-                self._lost = error if isinstance(error, RankLost) else RankLost(f"a step failed in some ranks: {error}")
-                self.abandon()
-                raise self._lost from error
+    def _together(self) -> Iterator[None]:
+        """The others do what this one does. Raises RankLost, from the first failure on always."""
+        if self._lost is not None:
+            raise self._lost
+        try:
+            yield
+        except Exception as error:  # where the others are now is not known
+            self._lost = error if isinstance(error, RankLost) else RankLost(f"a step failed in some ranks: {error}")
+            self.abandon()
+            raise self._lost from error
 
-    def _tell(self, message: bytes) -> None:
-        for follower in self._followers:
-            follower.tell(message)
+    def _tell(self, message: Callable[[list[str]], bytes]) -> _Told:
+        """`message` is made of the adapters that are needed no more."""
+        told = _Told()
+        with self._talking:
+            content = message([self._forgotten.popleft() for _ in range(len(self._forgotten))])
+            for follower in self._followers:
+                follower.tell(content)
+            self._told.append(told)
+        return told
 
-    def _forget(self) -> list[str]:
-        return [self._forgotten.popleft() for _ in range(len(self._forgotten))]
+    def _answers(self, told: _Told) -> list[str]:
+        """Waits until all have done what they were told: why each could not, or nothing. Raises RankLost."""
+        with self._hearing:
+            while told.answers is None:
+                self._told[0].answers = [follower.answer() for follower in self._followers]
+                self._told.popleft()
+        return told.answers
+
+    def _done(self, told: _Told) -> None:
+        """Raises RankLost, also when some could not do what they were told."""
+        for reason in filter(None, self._answers(told)):
+            raise RankLost(reason)
 
     def abandon(self) -> None:
         """Ends the other processes: whoever waits for one of them hears of it. Callable from any thread."""
@@ -210,6 +305,7 @@ class Lead:
 
     def close(self) -> None:
         """Ends the other processes."""
+        self._pipes.close()
         for follower in self._followers:
             follower.leave()
         for follower in self._followers:
@@ -217,9 +313,9 @@ class Lead:
         if self._group is not None:
             self._group.close()
             self._group = None
-        if self._sums is not None:
-            self._sums.close()
-            self._sums = None
+        for arena in self._arenas:
+            arena.close()
+        self._arenas.clear()
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
@@ -250,13 +346,14 @@ class RankProcess:
 class _Follower:
     """A rank, and the socket to it."""
 
-    def __init__(self, setup: Setup, launch: Launch) -> None:
+    def __init__(self, setup: Setup, pipes: Pipes, launch: Launch) -> None:
         self._socket, theirs = socket.socketpair()
         self._socket.settimeout(_LOAD_S)
         with theirs:
             self.process = launch(theirs)
         with suppress(OSError):  # one that has ended at once is noticed when it should have loaded
             send(self._socket, msgspec.msgpack.encode(setup))
+            pipes.send(self._socket)
 
     def patience(self, seconds: float) -> None:
         """How long it may take from now on."""

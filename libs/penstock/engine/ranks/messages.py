@@ -39,18 +39,30 @@ class SharedMemory(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """The first message."""
+    """The first message. Where there are several stages, the pipes of this one come with the next byte, see stages."""
 
     rank: int
+    """Among those of its stage."""
     ranks: int
+    stage: int
+    stages: list[tuple[int, int]]
+    """The first layer of each, and the one behind its last."""
     config: dict[str, Any]
     fingerprint: str
     """Of the model."""
     pages: SharedMemory
     sums: SharedMemory | None
-    """Where ranks add what they compute, see SharedGroup; None: by torch.distributed."""
+    """Where the ranks of its stage add what they compute, see SharedGroup; None: by torch.distributed."""
+    passing: SharedMemory | None
+    """Where stages pass on what they have computed; None: there is one."""
     meeting: str
     """A file in a private directory, by which they find each other then."""
+
+    @property
+    def pipes(self) -> int:
+        """How many it gets, see stages."""
+        last = self.stage + 1 == len(self.stages)
+        return (self.stage > 0) + (self.ranks if self.rank == 0 and not last else 0)
 
     @property
     def engine(self) -> EngineConfig:
@@ -78,13 +90,15 @@ class ToldRun(msgspec.Struct, array_like=True):
 
 
 class ToldStep(msgspec.Struct, array_like=True, tag="step"):
-    """A step. What is sampled after it comes with the next."""
+    """A step, or a piece of it. What is sampled after it comes with the next."""
 
     runs: list[ToldRun]
     compiled: bool
     """Whether the kernels compute it in one call."""
     forgotten: list[str]
     """Adapters that are needed no more, by their fingerprints."""
+    at: tuple[int, int, int]
+    """Of several stages: the place in which the step is passed on, and the first row and sample of it there."""
 
 
 class ToldAdapter(msgspec.Struct, array_like=True, tag="adapter"):
@@ -97,8 +111,8 @@ class ToldAdapter(msgspec.Struct, array_like=True, tag="adapter"):
 
 
 @dataclass(slots=True)
-class Followed:
-    """A run as a follower has it, see Run."""
+class PlainRows:
+    """A run as a follower has it, or a part of one, see Run."""
 
     ids: Sequence[int]
     start: int
@@ -117,8 +131,9 @@ class Followed:
 class FollowedStep(NamedTuple):
     """A step as a follower has it."""
 
-    runs: list[Followed]
+    runs: list[PlainRows]
     compiled: bool
+    at: tuple[int, int, int]
 
 
 _Name = tuple[str, int, int]
@@ -135,7 +150,9 @@ class StepTeller:
         """The message of an adapter to load."""
         return self._encoder.encode(ToldAdapter(str(path), fingerprint, forgotten))
 
-    def tell(self, order: Sequence[Rows], compiled: bool, forgotten: list[str]) -> bytes:
+    def tell(
+        self, order: Sequence[Rows], compiled: bool, forgotten: list[str], at: tuple[int, int, int] = (0, 0, 0)
+    ) -> bytes:
         """The message of a step."""
         runs, known = [], set()
         for run in order:
@@ -145,7 +162,7 @@ class StepTeller:
             adapter = "" if run.adapter is None else run.adapter.fingerprint
             runs.append(ToldRun(run.ids, run.start, run.samples, run.table, len(run.pages), pages, adapter))
         self._known = known
-        return self._encoder.encode(ToldStep(runs, compiled, forgotten))
+        return self._encoder.encode(ToldStep(runs, compiled, forgotten, at))
 
 
 class StepListener:
@@ -161,21 +178,21 @@ class StepListener:
         told = self._decoder.decode(message)
         for fingerprint in told.forgotten:
             self._adapters.pop(fingerprint, None)
-        return told if isinstance(told, ToldAdapter) else FollowedStep(self._runs(told), told.compiled)
+        return told if isinstance(told, ToldAdapter) else FollowedStep(self._runs(told), told.compiled, told.at)
 
     def keep(self, adapter: AdapterWeights) -> None:
         """Steps may name it from now on."""
         self._adapters[adapter.fingerprint] = adapter
 
-    def _runs(self, told: ToldStep) -> list[Followed]:
-        runs: list[Followed] = []
+    def _runs(self, told: ToldStep) -> list[PlainRows]:
+        runs: list[PlainRows] = []
         known: dict[_Name, list[int]] = {}
         for run in told.runs:
             name = (*run.table, run.length)
             pages = self._known[name] if run.pages is None else run.pages
             known[name] = pages
             adapter = self._adapters[run.adapter] if run.adapter else None
-            runs.append(Followed(run.ids, run.start, run.samples, run.table, pages, adapter))
+            runs.append(PlainRows(run.ids, run.start, run.samples, run.table, pages, adapter))
         self._known = known
         return runs
 

@@ -15,6 +15,9 @@ computes is chosen anew for each step, so one that ends or has to wait holds nob
 The leading tokens of its next block that a sequence can copy from another's page are not computed, and nobody waits for
 them: whoever begins while another computes them computes them too.
 
+Where several steps are computed at a time, sequences that are in one stay as they are until it is over, and each step
+takes its share of the streams.
+
 Sequences that yield get what the others have left of a step (`Leftover`): they stand behind all of them, take no page
 that these could need soon, and lose their pages and their places to any that wants them.
 """
@@ -53,8 +56,8 @@ class _Planner:
         self.waiting = situation.waiting
         self.loading = situation.loading
         self.plan = StepPlan()
-        self.computed: set[bytes] = set()
-        """The next blocks of all sequences that compute one in this step."""
+        self.computed = {live.next_key for live in situation.running if live.busy and live.next_key is not None}
+        """The next blocks of all sequences that compute one in this step, or in one that is being computed."""
 
     def missing(self, live: Schedulable, tokens: int) -> int:
         held = 0 if live.ticket in self.plan.strip else len(live.pages)
@@ -81,7 +84,7 @@ class _Planner:
         """Sends the youngest running sequence back that is after place `after` and whose pages help."""
         younger = [live for live in self.running if live.place > after]
         live = self.helpful(younger, [*younger, *self.strippable(*self.waiting, *self.loading)], after)
-        if live is None:
+        if live is None or live.busy:  # none goes in place of one that is younger
             return False
         self.send_back(live)
         return True
@@ -208,7 +211,7 @@ class _Planner:
             pass
         if len(self.running) >= self.limits.max_running:
             last = max(self.running, key=lambda live: live.place)
-            if yields(last):
+            if yields(last) and not last.busy:
                 self.send_back(last)
 
     def fill(self, stalled: bool) -> None:
@@ -227,14 +230,18 @@ class _Planner:
         while self.free < self.reserve // 2 and len(self.running) > 1 and self.preempt(YIELDS_FROM - 1):
             pass
         may_begin = bool(waiting) and len(self.running) < self.limits.max_running
-        prompts = may_begin or any(live.remaining > 1 for live in self.running)
+        prompts = may_begin or any(live.remaining > 1 and not live.busy for live in self.running)
         taken = self.fill_rows(seconds / 2 if prompts else seconds, least=1)
         self.fill_prompts(seconds - taken, waiting, stalled, least=LEAST_TOKENS)
+        if self.plan.portions or any(live.busy for live in self.running):
+            return
+        if self.strip(self.waiting, self.loading, YIELDS_FROM - 1):  # an older one has gone back, and found its pages
+            self.fill_rows(seconds, least=1)
 
     def fill_rows(self, seconds: float, *, least: int) -> float:
         """Decode rows of sequences that yield, for as long, but at least so many; the seconds that they take."""
         taken, rows = 0.0, 0
-        for live in [live for live in self.running if yields(live) and live.remaining == 1]:
+        for live in [live for live in self.running if yields(live) and live.remaining == 1 and not live.busy]:
             cost = self.leftover.row(live.length)
             if self.budget < 1 or len(self.plan.portions) >= self.limits.max_running:
                 break
@@ -248,7 +255,7 @@ class _Planner:
 
     def fill_prompts(self, seconds: float, waiting: Sequence[Schedulable], stalled: bool, *, least: int) -> None:
         """Prompts of sequences that yield, for as long, but at least so many tokens."""
-        begun = [live for live in self.running if yields(live) and live.remaining > 1]
+        begun = [live for live in self.running if yields(live) and live.remaining > 1 and not live.busy]
         tokens = max(least, self.leftover.tokens(seconds))
         if tokens < LEAST_TOKENS or not (begun or waiting):
             return
@@ -276,8 +283,12 @@ def plan(situation: Situation) -> StepPlan:
     """
     work = _Planner(situation)
     decoding: list[tuple[Schedulable, Portion]] = []
-    others = [live for live in situation.running if not yields(live)]
+    streams = sum(live.remaining == 1 for live in situation.running if not yields(live))
+    most = -(-streams // situation.limits.flights)
+    others = [live for live in situation.running if not (yields(live) or live.busy)]
     for live in others:
+        if len(decoding) == most:
+            break
         if live.remaining == 1 and live.ticket not in work.plan.preempt and work.budget > 0:
             portion = work.decode(live)
             if portion is not None:

@@ -219,7 +219,7 @@ class Scheduler:
 
     def decoding(self) -> list[Live]:
         """Running sequences whose next step can take drafts. Those that yield have none: a step with them is short."""
-        return [live for live in self._running[: _others(self._running)] if live.remaining == 1]
+        return [live for live in self._running[: _others(self._running)] if live.remaining == 1 and not live.busy]
 
     def next_step(
         self,
@@ -240,6 +240,8 @@ class Scheduler:
         would answer differently."""
         step, size = self._decoding, self._limits.block_size
         if step is None or (step and yields(step[0]) and self._pool.free < self._reserve // 2):
+            return None
+        if step and step[0].busy:
             return None
         full = []
         for live in step:
@@ -300,7 +302,7 @@ class Scheduler:
         """Sequences take the pages of blocks that came since the last step: those that run, and in the line those that
         may begin now, so that the others hold nothing back."""
         for live in self._running:
-            if self._sharing.advance(live):
+            if not live.busy and self._sharing.advance(live):
                 self._progressed(live)
         need, free = len(self._running), self._pool.free
         free += sum(len(live.pages) for live in self._running if yields(live))

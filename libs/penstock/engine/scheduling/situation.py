@@ -16,6 +16,8 @@ class StepLimits:
     max_batch_tokens: int
     max_running: int
     block_size: int
+    flights: int = 1
+    """Steps that are computed at a time, of different sequences: they share the streams."""
 
     def pages_for(self, tokens: int) -> int:
         """Number of pages that `tokens` tokens need."""
@@ -66,6 +68,11 @@ class Schedulable(Protocol):
     @property
     def pages(self) -> Sequence[int]:
         """Held by the sequence."""
+        ...
+
+    @property
+    def busy(self) -> bool:
+        """A step that is being computed has it: nothing about it can change."""
         ...
 
     @property

@@ -1,5 +1,5 @@
-"""One model over two processes of one core each, beside one process with two threads, on the same weights; and how soon
-an engine says that one of its processes has died."""
+"""One model over two processes of one core each, beside one process with two threads, on the same weights; in two
+stages beside one process with one thread; and how soon an engine says that one of its processes has died."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ SHAPE = LlamaShape(
 _GOAL = 0.85
 _DEATH_GOAL_S = 1.0
 _FOLLOWER = "penstock.engine.forward.following"
-_SUBJECTS = {"threads2": (2, 1), "tp2": (1, 2)}
-"""Threads of each process, and processes."""
+_SPEEDUP_GOAL = 1.6
+_SUBJECTS = {"threads2": (2, 1, 1), "tp2": (1, 2, 1), "thread1": (1, 1, 1), "pp2": (1, 1, 2)}
+"""Threads of each process, and processes: that compute each layer, and stages."""
 _NUMBERS = count()
 
 
@@ -46,6 +47,7 @@ class Load:
 
 
 LOADS = (Load("tp2_vs_threads2", 1, 48), Load("tp2_vs_threads2_8", 8, 24), Load("tp2_vs_threads2_prompt", 1, 0, 1024))
+STAGED = (Load("pp2_speedup_16", 16, 24), Load("pp2_speedup_prompt", 1, 0, 1024))
 
 
 async def rank_figures(quick: bool) -> Sequence[Figure]:
@@ -54,25 +56,28 @@ async def rank_figures(quick: bool) -> Sequence[Figure]:
     found: list[Figure] = []
     async with AsyncExitStack() as stack:
         engines = {}
-        for name, (threads, ranks) in _SUBJECTS.items():
+        for name, (threads, ranks, stages) in _SUBJECTS.items():
             config = EngineConfig(
-                model=model, kv_pool_tokens=8192, lookup_tokens=0, draft_tokens=0, threads=threads, tp=ranks
+                model=model, kv_pool_tokens=8192, lookup_tokens=0, draft_tokens=0, threads=threads, tp=ranks, pp=stages
             )
             engines[name] = await stack.enter_async_context(Engine.open(config))
-        for load in LOADS:
-            measures = {name: partial(rate, engine, load) for name, engine in engines.items()}
+        for load, split, whole in [
+            *((load, "tp2", "threads2") for load in LOADS),
+            *((load, "pp2", "thread1") for load in STAGED),
+        ]:
+            measures = {name: partial(rate, engines[name], load) for name in (split, whole)}
             rates = await interleave(measures, 2 if quick else 7)
-            found += figures_of(load, rates["tp2"], rates["threads2"])
+            found += figures_of(load, rates[split], rates[whole])
     deaths = [await death_s() for _ in range(2 if quick else 7)]
     against = "from kill -9 of a rank until its engine has failed the stream and says that it is lost"
     return [*found, figure("rank_death_s", deaths, "s", against, _DEATH_GOAL_S, lower_is_better=True)]
 
 
 def figures_of(load: Load, split: Sequence[float], whole: Sequence[float]) -> list[Figure]:
-    """The ratio in each round, and both rates. The goal is one of one stream."""
+    """The ratio in each round, and both rates. The goals are of one stream over ranks, and of many over stages."""
     ratios = [ours / theirs for ours, theirs in zip(split, whole, strict=True)]
-    goal = _GOAL if load is LOADS[0] else None
-    against = "one process with two threads"
+    goal = {LOADS[0]: _GOAL, STAGED[0]: _SPEEDUP_GOAL}.get(load)
+    against = "one process with one thread" if load in STAGED else "one process with two threads"
     return [
         figure(load.id, ratios, "x", against, goal),
         figure(f"{load.id}_split_tokens_per_s", split, "tokens/s", "two processes of one core each"),

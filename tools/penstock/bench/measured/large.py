@@ -17,6 +17,8 @@ _LINES = (
     Line("tp2_vs_threads2", "tokens/s of one stream: two processes of one core each : one process with two threads"),
     Line("tp2_vs_threads2_8", "the same of 8 streams"),
     Line("tp2_vs_threads2_prompt", "the same of a prompt of 1,024 tokens"),
+    Line("pp2_speedup_16", "tokens/s of 16 streams: two stages of one core each : one process with one thread"),
+    Line("pp2_speedup_prompt", "the same of a prompt of 1,024 tokens"),
     Line("rank_death_s", "seconds from the death of a rank until its engine says so"),
     Line("lora_8_in_batch_vs_base", "tokens/s of 8 streams: each with its own adapter : all of the base model"),
     Line("lora_8_in_batch_vs_base_embedded", "the same with the embedded model"),
@@ -31,8 +33,9 @@ def section(now: Results, earlier: Results | None = None) -> str:
 `penstock bench large`. Architectures: tiny random checkpoints in float32, whole prompts, chunks, cached prefixes and
 verified drafts, each logit within 1e-4. KV: of the blocks that an engine makes in bfloat16. Experts: a Mixtral of
 about a thousand million random parameters in bfloat16, 16 experts of which a token uses two; the bare engine with two
-threads beside llama.cpp and transformers on the same weights, which take turns. Ranks: a Llama of 400 million, split
-over two processes. Adapters: of rank 16 on all matrices of a layer, beside four layers of a model of 1B.
+threads beside llama.cpp and transformers on the same weights, which take turns. Ranks and stages: a Llama of 400
+million, split over two processes. Adapters: of rank 16 on all matrices of a layer, beside four layers of a model of
+1B.
 
 {figures(_LINES, now, earlier)}
 

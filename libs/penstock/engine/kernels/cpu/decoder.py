@@ -57,20 +57,23 @@ class CompiledDecoder:
         """`weights` are packed; `tables` are the rotation's cosine and sine, float32 [positions, 1, head_dim]. `ranks`
         compute the model together; this one has the KV heads of the memory from `first_head` on."""
         self._machine = machine
-        assert isinstance(weights.head, PackedMatrix), "steps need packed weights"
-        self._head = weights.head
+        self._ends = weights.head is not None
+        head = weights.layers[0].qkv if weights.head is None else weights.head
+        assert isinstance(head, PackedMatrix), "steps need packed weights"
+        self._head = head
         self._embedding = weights.embedding
-        table = weights.embedding.plain
+        table = None if weights.first else weights.embedding.plain
         self._table = table if table is not None and table.dtype in _TABLES and table.is_contiguous() else None
         self._hidden, self._vocab = config.hidden_size, config.vocab_size
         self._keep: list[Any] = [weights, memory, ranks]
-        layers = (LayerArgs * config.n_layers)(
-            *(self._layer(layer, window or 0) for layer, window in zip(weights.layers, config.windows, strict=True))
+        own = range(weights.first, weights.first + len(weights.layers))
+        layers = (LayerArgs * len(own))(
+            *(self._layer(layer, config.windows[at] or 0) for at, layer in zip(own, weights.layers, strict=True))
         )
         experts = config.experts
         cosine, sine = (self._floats(table.flatten(1)) for table in tables)
         self._model = ModelArgs(
-            layers=config.n_layers,
+            layers=len(own),
             hidden=config.hidden_size,
             heads=config.n_heads,
             kv_heads=config.n_kv_heads,
@@ -92,10 +95,12 @@ class CompiledDecoder:
             sine=sine,
             norm=self._floats(weights.norm),
             layer=addressof(layers),
-            head=_args(weights.head),
+            head=_args(head),
             table=None if self._table is None else self._table.data_ptr(),
             table_kind=0 if self._table is None else Kind.of(self._table.dtype),
             memory=memory.data.data_ptr(),
+            page_layers=memory.n_layers,
+            first_layer=own.start,
             row_heads=memory.heads[0],
             first_head=first_head,
             ranks=None if ranks is None else addressof(ranks),
@@ -136,11 +141,15 @@ class CompiledDecoder:
         """Whether it computes steps of so many rows: not if torch multiplies them faster."""
         return not self._head.by_torch(rows)
 
-    def forward(self, runs: Sequence[Rows], features: Features | None = None) -> Tensor:
-        """float32 [samples, vocab]; leaves every row's keys and values in the page memory, and fills `features`."""
+    def forward(self, runs: Sequence[Rows], features: Features | None = None, states: Tensor | None = None) -> Tensor:
+        """float32 [samples, vocab]; leaves every row's keys and values in the page memory, and fills `features`. Of
+        some of the model's layers: as Decoder.forward."""
+        if not self._ends:
+            rows = list(range(sum(run.tokens for run in runs)))
+            return torch.from_numpy(self._step(runs, rows, None, states=states))
         sampled = sampled_rows(runs)
         logits = np.empty((len(sampled), self._vocab), dtype=np.float32)
-        self._step(runs, sampled, logits, features=features)
+        self._step(runs, sampled, logits, features=features, states=states)
         return torch.from_numpy(logits)
 
     def best(
@@ -162,12 +171,14 @@ class CompiledDecoder:
         self,
         runs: Sequence[Rows],
         sampled: list[int],
-        logits: npt.NDArray[np.float32],
+        logits: npt.NDArray[np.float32] | None,
         best: npt.NDArray[np.int32] | None = None,
         *,
         legality: Legality | None = None,
         features: Features | None = None,
-    ) -> None:
+        states: Tensor | None = None,
+    ) -> npt.NDArray[np.float32]:
+        """Returns the memory of the residual stream, [rows, hidden]."""
         ids: list[int] = []
         positions: list[int] = []
         first, at, table_at = [0], 0, []
@@ -182,8 +193,10 @@ class CompiledDecoder:
             ids=ids, first=first, position=positions, table_at=table_at, sampled=sampled, taps=taps, featured=featured
         )
         tables = self._tables(runs)
-        x: Any
-        if self._table is not None:
+        x: npt.NDArray[np.float32]
+        if states is not None:
+            x = states.float().numpy().copy()
+        elif self._table is not None:
             x = np.empty((len(ids), self._hidden), dtype=np.float32)
         else:
             x = self._embedding.rows(torch.tensor(ids)).float().numpy()
@@ -195,7 +208,7 @@ class CompiledDecoder:
             **numbers.addresses,
             table=tables.ctypes.data,
             x=x.ctypes.data,
-            logits=logits.ctypes.data,
+            logits=None if logits is None else logits.ctypes.data,
             best=None if best is None else best.ctypes.data,
             legal=None if legality is None else addressof(legality.args),
             tap_count=len(taps),
@@ -207,6 +220,7 @@ class CompiledDecoder:
         )
         if not self._machine.forward(self._model, step):
             raise RankLost("a process that computes a part of the model has ended, or does not answer")
+        return x
 
     def _tables(self, runs: Sequence[Rows]) -> npt.NDArray[np.int32]:
         """The runs' block tables end to end. They are those of the last step if nothing has changed."""

@@ -114,11 +114,13 @@ class ModelArgs(Structure):
         ("sine", FLOATS),  # [positions, head_dim], with the sign of the first half reversed
         ("norm", FLOATS),  # [hidden]
         ("layer", pointer("const Layer")),  # [layers]
-        ("head", LinearArgs),
+        ("head", LinearArgs),  # where the last layers are others', any matrix: steps give no logits
         ("table", BYTES),  # [vocab, hidden], the embeddings of `ids`; null: a step brings them in `x`
         ("table_kind", c_int32),  # FLOAT32 or BFLOAT16
-        # [pages, layers, 2, block_size, row_heads, head_dim]; INT8: with row_heads scales after each token
+        # [pages, page_layers, 2, block_size, row_heads, head_dim]; INT8: with row_heads scales after each token
         ("memory", ROOM),
+        ("page_layers", c_int32),  # layers of a page, ...
+        ("first_layer", c_int32),  # ... of which this model has `layers` from here on
         ("row_heads", c_int32),  # KV heads of a token in the memory, ...
         ("first_head", c_int32),  # ... of which this model has `kv_heads` from here on
         ("ranks", pointer("Ranks")),  # who computes the rest of the model; null: nobody
@@ -173,8 +175,8 @@ class StepArgs(Structure):
         ("table_at", INTS),  # [sequences]
         ("sampled", INTS),  # [samples] row numbers
         ("ids", INTS),  # [rows] tokens
-        ("x", FLOAT_ROOM),  # [rows, hidden]: embeddings, unless the model has a table; overwritten
-        ("logits", FLOAT_ROOM),  # [samples, vocab]
+        ("x", FLOAT_ROOM),  # [rows, hidden]: embeddings, unless the model has a table; then what layers make of them
+        ("logits", FLOAT_ROOM),  # [samples, vocab]; null: none are computed
         (
             "best",
             pointer("int32_t"),

@@ -93,7 +93,7 @@ class Pass {
         phases_.push_back({TAP, NONE, layer, (step_.features + kTogether - 1) / kTogether, tap_++});
       if (step_.between) compute(), reinterpret_cast<void (*)()>(step_.between)();
     }
-    product_of(HEAD, model_.layers, model_.head.outputs, last_);
+    if (step_.logits) product_of(HEAD, model_.layers, model_.head.outputs, last_);
     add(BEST, model_.layers, step_.best ? step_.samples : 0);
     compute();
     return !lost_;

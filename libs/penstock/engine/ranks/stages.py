@@ -1,0 +1,164 @@
+"""A model whose layers are divided among stages: each passes what it has made of a step's rows on to the next.
+
+The rows lie in memory that all ranks of the host map, and so do the logits that the last stage makes of them. A byte in
+a pipe says that rows are there: each rank of a stage has a pipe of its own, to which the first rank of the stage before
+writes. Pieces come in the order in which rank 0 has told of them, so nothing else needs to be said.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from penstock.checkpoint import ModelConfig
+from penstock.engine.config import EngineConfig
+from penstock.engine.errors import RankLost
+from penstock.engine.ranks.messages import PlainRows
+from penstock.engine.step.batch import Rows
+from penstock.kv.bytes.arena import Layout
+
+_FLOAT = 4
+_FDS = b"f"
+_LEAST = 64
+"""Rows of a piece of a step: fewer take longer for each."""
+_PIECES = 2
+"""Of a step, for each stage: while the first is in the last stage, others follow it."""
+_MOST_CUT = 1
+"""Samples of a run that is cut: a prompt's. Rows that verify drafts stay together."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassingRoom:
+    """How much stages pass on at a time."""
+
+    stages: int
+    rows: int
+    hidden: int
+    vocab: int
+
+    @classmethod
+    def of(cls, model: ModelConfig, config: EngineConfig) -> PassingRoom:
+        """For the whole model."""
+        return cls(config.pp, config.max_batch_tokens, model.hidden_size, model.vocab_size)
+
+    @property
+    def places(self) -> int:
+        """Steps that are computed at a time, at most."""
+        return self.stages
+
+    @property
+    def layout(self) -> Layout:
+        """Of the arena: all is in one slot. What is not used takes no memory."""
+        return Layout.gapless(1, self.places * self.rows * ((self.stages - 1) * self.hidden + self.vocab) * _FLOAT)
+
+    def views(self, content: memoryview) -> tuple[Tensor, Tensor]:
+        """float32 [stages - 1, places, rows, hidden] and [places, rows, vocab]."""
+        floats = torch.frombuffer(content, dtype=torch.float32)
+        states = (self.stages - 1) * self.places * self.rows * self.hidden
+        between = floats[:states].view(self.stages - 1, self.places, self.rows, self.hidden)
+        return between, floats[states:].view(self.places, self.rows, self.vocab)
+
+
+class Pipes:
+    """The pipes of one rank."""
+
+    def __init__(self, source: int | None, to: Sequence[int]) -> None:
+        """It reads from `source`, if there is a stage before, and writes to those of the next. Owns all."""
+        self._source, self._to = source, to
+
+    def wait(self) -> None:
+        """Returns when the stage before has passed something on. Raises RankLost when it never will."""
+        assert self._source is not None
+        if not os.read(self._source, 1):
+            raise RankLost("the stage before has ended")
+
+    def tell(self) -> None:
+        """Something is there for the next stage. Raises RankLost."""
+        try:
+            for to in self._to:
+                os.write(to, b".")
+        except OSError as error:
+            raise RankLost(f"the next stage has ended: {error}") from error
+
+    def send(self, to: socket.socket) -> None:
+        """Gives them to the process at the other end, and closes them here. Raises OSError."""
+        try:
+            if files := [*self._files]:
+                socket.send_fds(to, [_FDS], files)
+        finally:
+            self.close()
+
+    @classmethod
+    def receive(cls, source: socket.socket, count: int, *, reads: bool) -> Pipes:
+        """Those that the other side gives; `reads`: the first of them is read from. Raises EOFError, OSError."""
+        if not count:
+            return cls(None, ())
+        said, files, _, _ = socket.recv_fds(source, 1, count)
+        if said != _FDS or len(files) != count:
+            for file in files:
+                os.close(file)
+            raise EOFError
+        return cls(files[0], files[1:]) if reads else cls(None, files)
+
+    @property
+    def _files(self) -> Iterator[int]:
+        if self._source is not None:
+            yield self._source
+        yield from self._to
+
+    def close(self) -> None:
+        """Whoever waits at the other ends hears of it."""
+        for file in self._files:
+            with suppress(OSError):
+                os.close(file)
+        self._source, self._to = None, ()
+
+
+def pipes_between(stages: int, ranks: int) -> list[list[Pipes]]:
+    """Of each rank of each stage."""
+    reads: list[list[int | None]] = [[None] * ranks]
+    writes: list[list[int]] = []
+    for _ in range(stages - 1):
+        pairs = [os.pipe() for _ in range(ranks)]
+        reads.append([source for source, _ in pairs])
+        writes.append([to for _, to in pairs])
+    writes.append([])
+    return [
+        [Pipes(source, own if rank == 0 else ()) for rank, source in enumerate(sources)]
+        for sources, own in zip(reads, writes, strict=True)
+    ]
+
+
+def pieces_of(order: Sequence[Rows], stages: int) -> list[list[Rows]]:
+    """A step cut into pieces, one behind the other, so that stages compute them at the same time. A run may begin in
+    one and go on in the next; decode rows are not worth that, and come together."""
+    rows = sum(run.tokens for run in order)
+    count = min(_PIECES * stages, rows // _LEAST)
+    if count < 2:
+        return [[*order]]
+    pieces: list[list[Rows]] = [[]]
+    left = size = -(-rows // count)
+    for run in order:
+        at = 0
+        while run.tokens - at > left and run.samples <= _MOST_CUT and len(pieces) < count:
+            pieces[-1].append(_cut(run, at, at + left))
+            pieces.append([])
+            at, left = at + left, size
+        pieces[-1].append(_cut(run, at, run.tokens) if at else run)
+        left -= run.tokens - at
+        if left <= 0 and len(pieces) < count:
+            pieces.append([])
+            left = size
+    return [piece for piece in pieces if piece]
+
+
+def _cut(run: Rows, begin: int, end: int) -> PlainRows:
+    """Some of a run's tokens."""
+    samples = run.samples if end == run.tokens else 0
+    return PlainRows(run.ids[begin:end], run.start + begin, samples, run.table, run.pages, run.adapter)

@@ -1,0 +1,95 @@
+"""How layers are divided among stages, and steps into pieces."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.engine.errors import RankLost
+from penstock.engine.forward.balance import divided
+from penstock.engine.ranks.messages import PlainRows
+from penstock.engine.ranks.stages import PassingRoom, pieces_of, pipes_between
+
+SECONDS = st.floats(0.001, 1)
+
+
+@given(st.lists(SECONDS, min_size=1, max_size=9), st.integers(1, 4), SECONDS, SECONDS)
+def test_the_slowest_stage_is_as_fast_as_it_can_be(layers, stages, before, behind):
+    stages = min(stages, len(layers))
+
+    def slowest(bounds):
+        took = [sum(layers[own.start : own.stop]) for own in bounds]
+        took[0] += before
+        took[-1] += behind
+        return max(took)
+
+    found = divided(layers, stages, before, behind)
+    assert [at for own in found for at in own] == list(range(len(layers))) and all(found)
+    ways = itertools.combinations(range(1, len(layers)), stages - 1)
+    every = [[*itertools.starmap(range, itertools.pairwise((0, *cuts, len(layers))))] for cuts in ways]
+    assert slowest(found) == pytest.approx(min(map(slowest, every)))
+
+
+def test_the_last_matrix_counts():
+    """Of equal layers the last stage has fewer."""
+    assert divided([1.0] * 8, 2, 0.0, 2.0) == [range(5), range(5, 8)]
+    assert divided([1.0] * 8, 2, 0.0, 0.0) == [range(4), range(4, 8)]
+
+
+RUNS = st.lists(st.tuples(st.integers(1, 300), st.sampled_from([0, 1, 1, 5])), min_size=1, max_size=12)
+
+
+@given(RUNS, st.integers(2, 4))
+def test_pieces_are_the_step(runs, stages):
+    """In its order, each token once, its samples at the end; those that verify drafts stay together."""
+    order = [
+        PlainRows(range(1000 * number, 1000 * number + tokens), 7, min(samples, tokens), ("x", number), [1], None)
+        for number, (tokens, samples) in enumerate(runs)
+    ]
+    pieces = pieces_of(order, stages)
+    assert all(pieces) and len(pieces) <= 2 * stages
+    parts = [part for piece in pieces for part in piece]
+    assert [token for part in parts for token in part.ids] == [token for run in order for token in run.ids]
+    for run in order:
+        own = [part for part in parts if part.table == run.table]
+        assert [part.samples for part in own] == [0] * (len(own) - 1) + [run.samples]
+        assert [part.start for part in own] == [7 + part.ids[0] - run.ids[0] for part in own]
+        assert run.samples <= 1 or len(own) == 1
+    rows = [sum(part.tokens for part in piece) for piece in pieces]
+    if all(run.samples <= 1 for run in order) and sum(rows) >= 128:
+        assert len(pieces) > 1 and max(rows) - min(rows[:-1]) <= 1, "all but the last are of one size"
+
+
+def test_decode_rows_come_together():
+    order = [PlainRows([5], 40, 1, ("x", number), [1], None) for number in range(100)]
+    assert pieces_of(order, 2) == [order]
+
+
+def test_what_is_passed_on_has_room():
+    room = PassingRoom(3, 40, 16, 100)
+    content = memoryview(bytearray(room.layout.stride))
+    states, logits = room.views(content)
+    assert (states.shape, logits.shape) == ((2, 3, 40, 16), (3, 40, 100))
+    states[1, 2, 39], logits[2, 39] = 1.0, 2.0
+    assert (states.sum(), logits.sum()) == (16.0, 200.0)
+
+
+def test_nobody_waits_for_a_stage_that_has_ended():
+    (first, _), (second, other) = pipes_between(2, 2)
+    first.tell()
+    second.wait()
+    other.wait()
+    first.close()
+    with pytest.raises(RankLost):
+        second.wait()
+    second.close()
+    other.close()
+    (first, _), later = pipes_between(2, 2)
+    for one in later:
+        one.close()
+    with pytest.raises(RankLost):
+        first.tell()
+    first.close()
