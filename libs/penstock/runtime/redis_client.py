@@ -68,7 +68,10 @@ def _client(url: str) -> Redis:
         return cast("Redis", cluster)  # it has the same commands
     if scheme == "redis+sentinel":
         return _behind_sentinels(rest)
-    return Redis.from_url(url, socket_timeout=_PATIENCE_S, socket_connect_timeout=_PATIENCE_S)
+    from penstock.runtime.redis_pool import FewIdle
+
+    pool = FewIdle.from_url(url, socket_timeout=_PATIENCE_S, socket_connect_timeout=_PATIENCE_S)
+    return Redis.from_pool(pool)
 
 
 def _behind_sentinels(rest: str) -> Redis:

@@ -650,6 +650,16 @@ class Play:
     yielding=0.0,
     leftover=ANY_LEFTOVER,
 )  # a running sequence takes the pages of all that it has still to compute but its last token
+@example(
+    requests=[(1, 3, 0), (1, 1, 0), (7, 14, 0), *[(1, 1, 0)] * 4, (1, 5, 0), (1, 25, 0), (1, 1, 0)],
+    limits=StepLimits(6, 2, 1, 2),
+    spare=0,
+    drafted=False,
+    room=PromptRoom(),
+    seed=122,
+    yielding=1.0,
+    leftover=Leftover(beside_s=0.0, alone_s=0.5, row_s=0.0, token_s=0.0),
+)  # none goes back to the line in place of a younger one, which a step has
 @settings(max_examples=150)
 @given(
     requests=st.lists(st.tuples(st.integers(1, 60), st.integers(1, 40), st.integers(0, 3)), min_size=1, max_size=12),

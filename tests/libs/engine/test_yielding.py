@@ -107,6 +107,15 @@ def test_they_leave_pages_free_for_those_that_come():
     assert found.preempt == [101] and rows(found) == [(100, 1)]
 
 
+def test_an_older_one_in_the_line_gives_its_pages_to_the_one_that_runs():
+    """Where nothing could be computed else: it has gone back, and found its blocks in pages again."""
+    older, younger = One(100, 24, 1, [1, 2, 3]), replace(running(101, 9), pages=[4])
+    found = made([younger], [older], free=0)
+    assert ([portion.ticket for portion in found.portions], found.strip) == ([101], [100])
+    waits = made([replace(younger, busy=True)], [older], free=0)
+    assert (waits.portions, waits.strip) == ([], []), "a step that is being computed may free some"
+
+
 def test_what_is_left_follows_what_steps_take():
     measured = leftover(0.010, (0.002, 0.0005, 0.0), 1000.0, 6, alone=True)
     assert measured.beside_s == 0.05 * (0.002 + 6 * 0.0005) and measured.alone_s == 0.008

@@ -26,3 +26,14 @@ async def test_whoever_is_cancelled_while_it_asks_does_not_go_on(tmp_path):
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
+
+
+async def test_connections_go_when_a_crowd_has_gone(tmp_path):
+    """And who asks alone then connects no more."""
+    async with redis_server(tmp_path) as server, open_redis("state", server.url) as client:
+        await asyncio.gather(*(asked(client.set(f"key {number}", "value")) for number in range(40)))
+        assert len(await asked(client.client_list())) <= 5
+        before = (await asked(client.info("stats")))["total_connections_received"]
+        for _ in range(20):
+            assert await asked(client.get("key 7")) == b"value"
+        assert (await asked(client.info("stats")))["total_connections_received"] == before

@@ -11,6 +11,8 @@ _LINES = (
     Line("unix_vs_tcp_tokens_per_s", "tokens/s of eight streams over Unix sockets : over ports", 3),
     Line("unix_ttft_ms", "TTFT over Unix sockets, ms"),
     Line("tcp_ttft_ms", "TTFT over ports, ms"),
+)
+_TRIED = (
     Line("attacks_tried", "attacks tried"),
     Line("attacks_succeeded", "attacks that succeeded"),
     Line("mutants_noticed", "small changes of the code that decides which make a test fail, share", 3),
@@ -55,12 +57,22 @@ def section(now: Results, earlier: Results | None = None) -> str:
 
 `penstock bench trust`: what guards cost. `penstock up --prefill 1` of the embedded model, whose services reach each
 other over Unix sockets, beside the same over ports; prompts of 64 tokens, one after the other, and eight streams.
-Attacks are the tests with that mark.
-{_changes(now)}
-{figures([line for line in _LINES if now.has(line.id)], now, earlier)}
-{sealing}{matrix}
+
+{figures(_LINES, now, earlier)}
+{sealing}{_tried(now, earlier)}{matrix}
 Measured on {now.machine}.{other}
 """
+
+
+def _tried(now: Results, earlier: Results | None) -> str:
+    tried = [line for line in _TRIED if now.has(line.id)]
+    if not tried:
+        return ""
+    return f"""
+Attacks are the tests with that mark.
+{_changes(now)}
+{figures(tried, now, earlier)}
+{now.elsewhere(tried[0].id)}"""
 
 
 def _changes(now: Results) -> str:
