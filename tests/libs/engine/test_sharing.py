@@ -75,7 +75,7 @@ async def test_those_that_run_hold_the_common_pages_together(config, kit):
         generators = [engine.generate(one, chain=chain(one)) for one in requests]
         for generator in generators:
             await anext(generator)
-        lives = engine._scheduler.decoding()
+        lives = engine._scheduler.situation({}).running
         assert len(lives) == 4
         assert len({tuple(live.pages[: SHARED // SIZE]) for live in lives}) == 1, "the same page numbers"
         assert engine.stats().shared_pages == SHARED // SIZE
