@@ -305,7 +305,7 @@ class Runner:
             legality = None if masks is None else masks.legality(order)
             sampled = [Chosen(token) for token in self._compiled.best(order, legality, features)]
         else:
-            logits = self.logits(order, features, begun.passed)
+            logits = self.logits(order, features) if begun.passed is None else self._passed(begun.passed)
             rows = [choice for run in order for choice in (_choices(run) if masks is None else masks.choices(run))]
             self.memory.computed(wait=not rows)  # a step is over when it is computed, with or without samples
             sampled = self.sampler.sample(logits, rows) if rows else []
@@ -320,11 +320,16 @@ class Runner:
             first += run.samples
         return [answers[id(run)] for run in runs]
 
-    def logits(self, order: Sequence[Run], features: Features | None = None, passed: Passed | None = None) -> Tensor:
+    def _passed(self, passed: Passed) -> Tensor:
+        """The logits of a step that is on its way through the stages."""
+        assert self._first is not None
+        return self._first.logits(passed)
+
+    def logits(self, order: Sequence[Run], features: Features | None = None) -> Tensor:
         """float32 [samples, vocab]; leaves the runs' keys and values in the memory, and fills `features`. The kernels
-        take runs in any order, torch in that of `arrange`. What is `passed` is on its way through the stages."""
+        take runs in any order, torch in that of `arrange`."""
         if self._first is not None:
-            return self._first.logits(passed or self._first.launch(order, self._takes, self._computed))
+            return self._first.logits(self._first.launch(order, self._takes, self._computed))
         compiled = self._compiled is not None and self._takes(order)
         if self._device is not None:
             return self._device.logits(order, features)
