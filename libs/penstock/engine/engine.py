@@ -41,7 +41,7 @@ from penstock.engine.sampling.choice import Chosen
 from penstock.engine.scheduling.live import Live, new_live
 from penstock.engine.scheduling.scheduler import Ended, Scheduler
 from penstock.engine.scheduling.situation import StepLimits
-from penstock.engine.speculation.asking import Speculation
+from penstock.engine.speculation.asking import AskedFor, Speculation
 from penstock.engine.speculation.guess import Guess
 from penstock.engine.speculation.head.guessing import HeadGuesser
 from penstock.engine.speculation.head.opening import open_head
@@ -86,13 +86,19 @@ class Flight:
     drafted: bool
     waited_s: float
     """How long steps had waited for their turns when it began."""
+    asked: AskedFor
+    """What its drafts were expected to bring."""
     began: float = field(default_factory=time.monotonic)
     runs: Sequence[Run] = field(init=False)
     begun: asyncio.Future[BegunStep] | None = None
     """What the first of several stages is doing, or has done."""
 
+    adapters: Sequence[str] = field(init=False)
+    """Fingerprints of those that it needs."""
+
     def __post_init__(self) -> None:
         self.runs = [live.run for live in self.step]
+        self.adapters = [live.request.adapter for live in self.step if live.request.adapter]
 
 
 class Engine:
@@ -419,14 +425,16 @@ class Engine:
     def _begin(self, step: Sequence[Live], drafted: bool) -> None:
         """A step begins. Where the model has several stages, the first one begins to compute it, and takes up the next
         before this one is finished."""
-        flight = Flight(step, [self._outlets[live.id] for live in step], drafted, self._pace.turns.waited_s)
+        outlets = [self._outlets[live.id] for live in step]
+        flight = Flight(step, outlets, drafted, self._pace.turns.waited_s, self._speculation.asked_for)
         self._flights.append(flight)
         for outlet in flight.outlets:
             outlet.timeline.step_begins(flight.began)
         if self.config.pp > 1:
             flight.begun = self._lane.call(self._begin_computing, flight.runs, begun=self._hand_out)
+        self.adapters.hold(flight.adapters)
         if len(self._flights) == 1:
-            self._counters.begin()
+            self._counters.begin(self._expected_s(flight))
 
     async def _finish_first(self) -> None:
         """Has the step that began first computed, and takes its tokens in. Tokens of the step before are handed out
@@ -436,9 +444,12 @@ class Engine:
         rows, prefill = sum(run.tokens for run in runs), sum(run.tokens for run in runs if run.known > 1)
         answers = await answers_of(partial(self._computed, flight), runs)
         self._flights.popleft()
+        self.adapters.release(flight.adapters)
         now = time.monotonic()
         took = now - max(flight.began, self._counters.step_ended) - (self._pace.turns.waited_s - flight.waited_s)
-        self._counters.end(now, self._flights[0].began if self._flights else None)
+        self._counters.end(now)
+        if self._flights:
+            self._counters.begin(self._expected_s(self._flights[0]))
         ended = self._scheduler.commit(step, answers)
         self._speculation.computed(step)
         failed = generated = 0
@@ -460,11 +471,15 @@ class Engine:
             self._counters.step(took, prefill, rows, runs, aside=aside)
             self._counters.step_tokens.observe(prefill + generated)
             if not (prefill or aside):
-                self._speculation.timed(took, runs)
+                self._speculation.timed(took, runs, flight.asked)
         for end in ended:
             self._finish(end)
         self._hand_out()
         self._news = outlets
+
+    def _expected_s(self, flight: Flight) -> float:
+        """Of a step that is not alone in the lane; else the lane says it, when the step has its turn."""
+        return self._counters.predict(flight.runs, self.checkpoint.config.hidden_size) if self.config.pp > 1 else 0.0
 
     async def _computed(self, flight: Flight, runs: Sequence[Run]) -> Sequence[list[Chosen] | EngineError]:
         """The answers to some of its runs; what has begun is that of all."""

@@ -3,7 +3,7 @@
 Steps with streams are computed in turn with those of other workers, and so are prompts where several wait: then a slice
 of prompts has the cores for itself, as long as the target gives way. One prompt alone is computed beside the streams
 without turns: while theirs read weights, its steps multiply, and both together get more out of two cores than one after
-the other. Steps of a model in several stages are computed without turns.
+the other. Of a model in several stages only steps that are tried again take turns.
 """
 
 from __future__ import annotations

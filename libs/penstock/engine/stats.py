@@ -144,9 +144,9 @@ class Counters:
         """A step begins now; 0: nobody knows how long it takes. Callable from any thread."""
         self.step_began, self.expected_s = time.monotonic(), expected_s
 
-    def end(self, now: float, began: float | None) -> None:
-        """A step has ended `now`; the next one, if that runs already, began at `began`."""
-        self.step_ended, self.step_began = now, began
+    def end(self, now: float) -> None:
+        """A step has ended `now`."""
+        self.step_ended, self.step_began, self.expected_s = now, None, 0.0
 
     def predict(self, runs: Sequence[Run], width: int) -> float:
         """Seconds that a step of these runs should take in a model of that width; 0 before the like was measured."""

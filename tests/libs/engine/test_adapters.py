@@ -180,6 +180,27 @@ async def test_few_are_in_memory_and_others_come_back(llama, kit, ranks):
         kit.assert_same(answer, plain[("one", "two")[place % 2]][place // 2])
 
 
+@pytest.mark.parametrize("stages", [1, 2])
+async def test_a_step_keeps_the_adapter_of_a_request_that_has_left(llama, kit, stages):
+    async with Engine.open(settings_of(llama.model, pp=stages, max_batch_tokens=512), load=in_threads) as engine:
+        for number in range(3):
+            await engine.adapters.add("one", llama.adapters["one"])
+            request = kit.request(f"{number}", 400, kit.greedy(5))
+            updates = engine.generate(replace(request, adapter=llama.fingerprints["one"]))
+            first = asyncio.ensure_future(anext(updates))
+            while not engine._flights:
+                await asyncio.sleep(0)
+            first.cancel()
+            await asyncio.wait([first])
+            await updates.aclose()
+            assert engine.adapters.remove("one")
+            assert engine._flights and engine.adapters.in_memory == 1
+            while engine._flights:
+                await asyncio.sleep(0)
+            assert engine.adapters.in_memory == 0
+            await kit.read(engine, kit.renamed(request, "another"))
+
+
 async def test_named_and_taken_away_while_it_runs(llama, kit, tmp_path):
     async with Engine.open(settings_of(llama.model)) as engine:
         request = replace(kit.request("a", 30, kit.greedy(30)), adapter=llama.fingerprints["one"])

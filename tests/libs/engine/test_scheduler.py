@@ -82,6 +82,8 @@ def test_steps_that_are_computed_at_a_time_share_the_streams():
     assert [row[0] for row in rows_of(plan(limits, 100, [*flying, *streams[3:]], [], {}))] == [4, 5]
     made = plan(limits, 0, [replace(one, busy=True) for one in streams[1:]] + streams[:1], [], {})
     assert (made.portions, made.preempt) == ([], [])
+    room = PromptRoom(beside=5)
+    assert rows_of(plan(limits, 100, [flying[0], running(7, 40, 40)], [], {}, room=room)) == [(7, 5, 0, 0)]
     prompt = replace(running(1, 40, 40), next_key=b"same", busy=True)
     same, other = One(2, 40, 40, next_key=b"same"), One(3, 40, 40, next_key=b"other")
     assert plan(limits, 100, [prompt], [same], {}).portions == []

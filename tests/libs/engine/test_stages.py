@@ -59,13 +59,15 @@ def test_pieces_are_the_step(runs, stages):
         assert [part.start for part in own] == [7 + part.ids[0] - run.ids[0] for part in own]
         assert run.samples <= 1 or len(own) == 1
     rows = [sum(part.tokens for part in piece) for piece in pieces]
-    if all(run.samples <= 1 for run in order) and sum(rows) >= 128:
+    if all(run.samples <= 1 < run.tokens for run in order) and sum(rows) >= 256:
         assert len(pieces) > 1 and max(rows) - min(rows[:-1]) <= 1, "all but the last are of one size"
 
 
 def test_decode_rows_come_together():
-    order = [PlainRows([5], 40, 1, ("x", number), [1], None) for number in range(100)]
+    order = [PlainRows([5], 40, 1, ("x", number), [1], None) for number in range(300)]
     assert pieces_of(order, 2) == [order]
+    verifying = [PlainRows([5] * 5, 40, 5, ("x", number), [1], None) for number in range(300)]
+    assert pieces_of(verifying, 2) == [verifying]
 
 
 def test_what_is_passed_on_has_room():

@@ -112,6 +112,9 @@ def test_an_older_one_in_the_line_gives_its_pages_to_the_one_that_runs():
     older, younger = One(100, 24, 1, [1, 2, 3]), replace(running(101, 9), pages=[4])
     found = made([younger], [older], free=0)
     assert ([portion.ticket for portion in found.portions], found.strip) == ([101], [100])
+    first, second = One(100, 24, 1, [1, 2, 3]), One(101, 24, 1, [1, 2, 3])
+    held = made([replace(running(102, 9), pages=[4])], [first, second], free=0, holds=lambda page: 2 if page < 4 else 1)
+    assert ([portion.ticket for portion in held.portions], sorted(held.strip)) == ([102], [100, 101])
     waits = made([replace(younger, busy=True)], [older], free=0)
     assert (waits.portions, waits.strip) == ([], []), "a step that is being computed may free some"
 

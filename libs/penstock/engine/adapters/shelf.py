@@ -8,7 +8,7 @@ its directory when it is wanted again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -138,7 +138,18 @@ class AdapterShelf:
         try:
             yield held.weights
         finally:
-            held.users -= 1
+            self.release((fingerprint,))
+
+    def hold(self, fingerprints: Iterable[str]) -> None:
+        """These adapters, which are in use, stay in memory until they are released as well: for steps, which may go on
+        when the request has left."""
+        for fingerprint in fingerprints:
+            self._held[fingerprint].users += 1
+
+    def release(self, fingerprints: Iterable[str]) -> None:
+        """Ends one use of each."""
+        for fingerprint in fingerprints:
+            self._held[fingerprint].users -= 1
             self._left.set()
             self._tidy(fingerprint)
 

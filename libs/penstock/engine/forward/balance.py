@@ -4,20 +4,24 @@ take here, and what else the first and the last have to do.
 
 from __future__ import annotations
 
+import gc
+import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
 
-from penstock.checkpoint import AdapterCheckpoint, Checkpoint, Rank, part_of
+from penstock.checkpoint import AdapterCheckpoint, Checkpoint, Rank, part_of, remembered_fingerprint
 from penstock.engine.config import EngineConfig
 from penstock.engine.forward.runner import CACHE, Runner
+from penstock.engine.kernels.cpu.forms import processor
 from penstock.engine.kernels.cpu.meeting import SharedGroup
+from penstock.engine.models.packed import SMALL_BYTES
 from penstock.engine.ranks.messages import PlainRows
 from penstock.engine.ranks.place import RankStep
 from penstock.engine.ranks.window import PageWindow
@@ -25,6 +29,9 @@ from penstock.engine.request import SamplingParams
 from penstock.engine.sampling.choice import Choice
 from penstock.engine.step.batch import Rows
 from penstock.engine.step.memory import PageMemory
+from penstock.runtime.caches import cache_directory
+from penstock.runtime.notes import read_note, write_note
+from penstock.runtime.private import locked
 
 _ROWS, _CONTEXT = 8, 256
 """What is measured: a step of so many streams, with so many tokens each."""
@@ -37,7 +44,30 @@ def stage_layers(checkpoint: Checkpoint, config: EngineConfig) -> list[range]:
     count = checkpoint.config.n_layers
     if config.pp == 1:
         return [range(count)]
+    if sum(file.stat().st_size for file in checkpoint.weight_files) < SMALL_BYTES:
+        return _chosen(checkpoint, config)
+    with suppress(OSError):
+        note = cache_directory("stages") / _subject(checkpoint, config)
+        with locked(note.parent):
+            ends = read_note(note)
+            if not ends:
+                ends = ",".join(str(own.stop) for own in _chosen(checkpoint, config))
+                write_note(note, ends)
+        return [range(*bounds) for bounds in pairwise([0, *map(int, ends.split(","))])]
+    return _chosen(checkpoint, config)
+
+
+def _subject(checkpoint: Checkpoint, config: EngineConfig) -> str:
+    """Names all that the division depends on. Workers of a host divide a model alike, so that they share the memory of
+    its packed weights."""
+    form = (config.dtype, config.kv, config.weights, config.kernels, config.block_size)
+    split = (config.tp, config.pp, config.ep, config.threads)
+    return hashlib.sha256(repr((remembered_fingerprint(checkpoint), form, split, processor())).encode()).hexdigest()
+
+
+def _chosen(checkpoint: Checkpoint, config: EngineConfig) -> list[range]:
     costs = _measured(checkpoint, config)
+    gc.collect()  # the probes, each of which its runner knows
     stages = divided(costs.layers, config.pp, costs.before, costs.behind)
     took = [sum(costs.layers[own.start : own.stop]) for own in stages]
     took[0] += costs.before

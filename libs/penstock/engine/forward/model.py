@@ -66,7 +66,7 @@ class ComputesInStages(Protocol):
         ...
 
     def finish(self, begun: BegunStep) -> Sequence[list[Chosen] | EngineError]:
-        """As Computes.step, of one that has begun; in the order in which they have."""
+        """As Computes.step, of one that has begun."""
         ...
 
 

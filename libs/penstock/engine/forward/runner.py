@@ -298,7 +298,7 @@ class Runner:
 
     @torch.inference_mode()
     def finish(self, begun: BegunStep) -> Sequence[list[Chosen] | EngineError]:
-        """As `step`, of one that has begun; in the order in which they have."""
+        """As `step`, of one that has begun."""
         runs, order, masks = begun.runs, begun.order, begun.masks
         features = self._features(order)
         if self._compiled is not None and self.ranks is None and begun.takes and all(run.choice.plain for run in runs):

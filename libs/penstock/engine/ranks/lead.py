@@ -117,7 +117,7 @@ class Lead:
         self._told: deque[_Told] = deque()
         """What they have not answered yet, in the order in which they will."""
         self._talking = Lock()
-        """Whoever has it tells the others something."""
+        """Whoever has it tells the others something; or has them load an adapter, for which steps wait."""
         self._hearing = Lock()
         """Whoever has it reads answers."""
         self._forgotten: deque[str] = deque()
@@ -225,9 +225,9 @@ class Lead:
         """Has a step computed by all stages, in pieces, and returns when the first has. `compute` does that; `takes`:
         whether the kernels do it in one call. There are as many steps on their way as stages at most. Raises as
         `step`."""
-        passed = Passed(self._places.pop())
         row = 0
         with self._together():
+            passed = Passed(self._places.pop())
             for piece in pieces_of(order, self.stages):
                 compiled = takes(piece)
                 at = (passed.place, row, passed.samples)
@@ -251,8 +251,8 @@ class Lead:
     def adapter(self, found: AdapterCheckpoint) -> AdapterCheckpoint:
         """Has the others load their parts of an adapter, for which steps wait; what rank 0 has of it. Callable from any
         thread. Raises CheckpointError, and RankLost."""
-        with self._together():
-            reasons = self._answers(self._tell(partial(self._teller.adapter, found.path, found.fingerprint)))
+        with self._together(), self._talking:
+            reasons = self._answers(self._send(partial(self._teller.adapter, found.path, found.fingerprint)))
         for reason in filter(None, reasons):
             raise CheckpointError(found.file, reason)
         return adapter_of_rank(found, self._whole, self._rank)
@@ -275,20 +275,24 @@ class Lead:
 
     def _tell(self, message: Callable[[list[str]], bytes]) -> _Told:
         """`message` is made of the adapters that are needed no more."""
-        told = _Told()
         with self._talking:
-            content = message([self._forgotten.popleft() for _ in range(len(self._forgotten))])
-            for follower in self._followers:
-                follower.tell(content)
-            self._told.append(told)
+            return self._send(message)
+
+    def _send(self, message: Callable[[list[str]], bytes]) -> _Told:
+        told = _Told()
+        content = message([self._forgotten.popleft() for _ in range(len(self._forgotten))])
+        for follower in self._followers:
+            follower.tell(content)
+        self._told.append(told)
         return told
 
     def _answers(self, told: _Told) -> list[str]:
         """Waits until all have done what they were told: why each could not, or nothing. Raises RankLost."""
-        with self._hearing:
-            while told.answers is None:
-                self._told[0].answers = [follower.answer() for follower in self._followers]
-                self._told.popleft()
+        while told.answers is None:
+            with self._hearing:
+                if told.answers is None:
+                    self._told[0].answers = [follower.answer() for follower in self._followers]
+                    self._told.popleft()
         return told.answers
 
     def _done(self, told: _Told) -> None:
@@ -351,9 +355,13 @@ class _Follower:
         self._socket.settimeout(_LOAD_S)
         with theirs:
             self.process = launch(theirs)
-        with suppress(OSError):  # one that has ended at once is noticed when it should have loaded
+        try:
             send(self._socket, msgspec.msgpack.encode(setup))
             pipes.send(self._socket)
+        except OSError as error:  # it is noticed when it should have loaded
+            _log.debug("a process that computes a part of the model has ended at once: %s", error)
+        finally:
+            pipes.close()
 
     def patience(self, seconds: float) -> None:
         """How long it may take from now on."""

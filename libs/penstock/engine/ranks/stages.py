@@ -25,8 +25,8 @@ from penstock.kv.bytes.arena import Layout
 
 _FLOAT = 4
 _FDS = b"f"
-_LEAST = 64
-"""Rows of a piece of a step: fewer take longer for each."""
+_LEAST = 128
+"""Rows of prompts in a piece of a step: fewer take longer for each."""
 _PIECES = 2
 """Of a step, for each stage: while the first is in the last stage, others follow it."""
 _MOST_CUT = 1
@@ -138,12 +138,12 @@ def pipes_between(stages: int, ranks: int) -> list[list[Pipes]]:
 def pieces_of(order: Sequence[Rows], stages: int) -> list[list[Rows]]:
     """A step cut into pieces, one behind the other, so that stages compute them at the same time. A run may begin in
     one and go on in the next; decode rows are not worth that, and come together."""
-    rows = sum(run.tokens for run in order)
-    count = min(_PIECES * stages, rows // _LEAST)
+    prompts = sum(run.tokens for run in order if run.tokens > 1 and run.samples <= _MOST_CUT)
+    count = min(_PIECES * stages, prompts // _LEAST)
     if count < 2:
         return [[*order]]
     pieces: list[list[Rows]] = [[]]
-    left = size = -(-rows // count)
+    left = size = -(-sum(run.tokens for run in order) // count)
     for run in order:
         at = 0
         while run.tokens - at > left and run.samples <= _MOST_CUT and len(pieces) < count:

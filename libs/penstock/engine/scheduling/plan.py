@@ -53,6 +53,8 @@ class _Planner:
         self.prompt_tokens = 0
         """Of all prompts in the step."""
         self.running = list(situation.running)
+        self.flying = any(live.busy and live.remaining == 1 and not yields(live) for live in situation.running)
+        """A step that is being computed has streams, whose next step waits for this one."""
         self.waiting = situation.waiting
         self.loading = situation.loading
         self.plan = StepPlan()
@@ -217,7 +219,7 @@ class _Planner:
     def fill(self, stalled: bool) -> None:
         """What the others have left of the step goes to sequences that yield. In a step without others their decode
         rows leave half of it to their prompts, where there are any: these would not begin otherwise."""
-        beside = bool(self.plan.portions)
+        beside = self.flying or bool(self.plan.portions)
         seconds = self.leftover.beside_s if beside else self.leftover.alone_s
         if seconds <= 0:
             return
@@ -235,8 +237,8 @@ class _Planner:
         self.fill_prompts(seconds - taken, waiting, stalled, least=LEAST_TOKENS)
         if self.plan.portions or any(live.busy for live in self.running):
             return
-        if self.strip(self.waiting, self.loading, YIELDS_FROM - 1):  # an older one has gone back, and found its pages
-            self.fill_rows(seconds, least=1)
+        while not self.plan.portions and self.strip(self.waiting, self.loading, YIELDS_FROM - 1):
+            self.fill_rows(seconds, least=1)  # older ones have gone back, and found their pages
 
     def fill_rows(self, seconds: float, *, least: int) -> float:
         """Decode rows of sequences that yield, for as long, but at least so many; the seconds that they take."""
@@ -296,7 +298,7 @@ def plan(situation: Situation) -> StepPlan:
     for live, portion in decoding:
         work.draft(live, portion, situation.drafts.get(live.ticket, 0))
         work.plan.portions.append(portion)
-    work.bound_prompts(bool(decoding))
+    work.bound_prompts(work.flying or bool(decoding))
     begun, line = [live for live in others if live.remaining > 1], situation.waiting
     work.proceed([live for live in begun if resumed(live)])
     may_begin = not work.crowded and work.admit([live for live in line if resumed(live)], situation.stalled)

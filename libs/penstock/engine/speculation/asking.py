@@ -49,6 +49,17 @@ class _Choice:
 _NONE = _Choice()
 
 
+@dataclass(frozen=True, slots=True)
+class AskedFor:
+    """What was known of a step when drafts for it were asked for."""
+
+    step: StepSeconds
+    rows: int
+    """Drafts of the drafter that it verifies."""
+    taking_part: bool
+    """Some of its sequences take part in drafts."""
+
+
 @dataclass(slots=True)
 class _Writer:
     """A sequence, and what is known of its proposers."""
@@ -114,6 +125,11 @@ class Speculation:
         """Drafts of the drafter that the step verifies."""
         self._taking_part = True
         """Some sequence of the step takes part in drafts."""
+
+    @property
+    def asked_for(self) -> AskedFor:
+        """Of the step that comes next."""
+        return AskedFor(self._step, self._rows, self._taking_part)
 
     @property
     def asked(self) -> int:
@@ -219,13 +235,13 @@ class Speculation:
             self._ahead.brought(self._token_s * (accepted - writer.choice.instead))
         return ([GRAMMAR] * forced + [writer.choice.proposer] * (drafted - forced))[:accepted]
 
-    def timed(self, seconds: float, runs: Sequence[Run]) -> None:
-        """A step of these runs, none of them of a prompt, took `seconds`."""
-        drafts = sum(run.tokens - run.known for run in runs)
-        if self._taking_part:
+    def timed(self, seconds: float, runs: Sequence[Run], asked: AskedFor | None = None) -> None:
+        """A step of these runs, none of them of a prompt, took `seconds`; None: none was asked about since."""
+        drafts, asked = sum(run.tokens - run.known for run in runs), asked or self.asked_for
+        if asked.taking_part:
             self._plain_steps = 0 if drafts else self._plain_steps + 1
             if self._ahead is not None:
-                self._ahead.stepped(seconds, self._step, len(runs), self._rows, drafts - self._rows)
+                self._ahead.stepped(seconds, asked.step, len(runs), asked.rows, drafts - asked.rows)
         self._costs.learn(seconds, len(runs), sum(run.start for run in runs), drafts, self.asked)
 
     def _may_propose(self, decoding: Sequence[Live], awake: bool) -> bool:

@@ -58,9 +58,13 @@ def quicker_form(machine: Machine, directory: Path | None = None) -> str:
 
 def _subject(machine: Machine) -> str:
     """Names all that the times depend on: the processor, the kernels and the number of threads."""
-    processor = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
-    kept = [line for line in processor if not line.startswith(("cpu MHz", "bogomips", "processor", "apicid"))]
-    return hashlib.sha256(repr((kept, file_name(machine.isa), machine.threads)).encode()).hexdigest()
+    return hashlib.sha256(repr((processor(), file_name(machine.isa), machine.threads)).encode()).hexdigest()
+
+
+def processor() -> list[str]:
+    """What /proc/cpuinfo says of this kind of processor."""
+    found = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
+    return [line for line in found if not line.startswith(("cpu MHz", "bogomips", "processor", "apicid"))]
 
 
 def _measured(machine: Machine) -> str:

@@ -176,7 +176,8 @@ template <class Own, class Cache> class Head {
 
   // The address of a token's key (0) or value (1).
   Number *at(int position, int which) const {
-    const int64_t run = (int64_t(table_[position / model_.block_size]) * model_.page_layers + model_.first_layer + number_) * 2 + which;
+    const int64_t run =
+        (int64_t(table_[position / model_.block_size]) * model_.page_layers + model_.first_layer + number_) * 2 + which;
     return static_cast<Number *>(model_.memory) + (run * model_.block_size + position % model_.block_size) * apart() +
            (model_.first_head + kv_head_) * dim_;
   }
