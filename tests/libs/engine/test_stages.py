@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.checkpoint import inspect
+from penstock.engine.config import EngineConfig
 from penstock.engine.errors import RankLost
+from penstock.engine.forward import balance
 from penstock.engine.forward.balance import divided
 from penstock.engine.ranks.messages import PlainRows
 from penstock.engine.ranks.stages import PassingRoom, pieces_of, pipes_between
+from penstock.testing.checkpoints import TinyModel, write_checkpoint
 
 SECONDS = st.floats(0.001, 1)
 
@@ -95,3 +100,17 @@ def test_nobody_waits_for_a_stage_that_has_ended():
     with pytest.raises(RankLost):
         first.tell()
     first.close()
+
+
+def test_workers_of_a_host_divide_a_model_alike(tmp_path, monkeypatch):
+    """What the first has measured is noted: noise must not give another one other layers, and so other weights."""
+    monkeypatch.setattr(balance, "SMALL_BYTES", 0)
+    monkeypatch.setattr(balance, "cache_directory", lambda _: tmp_path)
+    found = inspect(write_checkpoint(tmp_path / "model", TinyModel()))
+    config = EngineConfig(model=found.path, dtype="float32", pp=2, threads=1, kv_pool_tokens=4096)
+    first = balance.stage_layers(found, config)
+    assert [at for own in first for at in own] == [0, 1, 2] and all(first)
+    monkeypatch.setattr(balance, "_measured", None)
+    assert balance.stage_layers(found, config) == first
+    with pytest.raises(TypeError):
+        balance.stage_layers(found, replace(config, pp=3))
