@@ -194,8 +194,15 @@ def _die(directory: Path) -> None:
     cache(directory).obtain("model", 10, half)
 
 
+def processes_of_their_own():
+    """They are forked from a process that has loaded what they need and has no threads, as this one may."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    return context
+
+
 def test_who_is_killed_while_packing_leaves_nothing_bad(tmp_path):
-    process = multiprocessing.get_context("fork").Process(target=_die, args=(tmp_path,))
+    process = processes_of_their_own().Process(target=_die, args=(tmp_path,))
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
@@ -216,7 +223,7 @@ def _take_part(directory: Path, together, made) -> None:
 
 
 def test_of_many_who_start_at_once_one_packs(tmp_path):
-    context = multiprocessing.get_context("fork")
+    context = processes_of_their_own()
     together, made = context.Barrier(5), context.Semaphore(0)
     processes = [context.Process(target=_take_part, args=(tmp_path, together, made)) for _ in range(5)]
     for process in processes:

@@ -34,6 +34,8 @@ _SILENCE_S = 120.0
 """Seconds of the clock after which a process is ended that neither answers nor uses its processor."""
 _MOST = 10
 """Processes; as many as there are threads that render."""
+_WAYPOINT = msgspec.json.Decoder(Waypoint | None)
+"""Made here, in one thread: msgspec 0.22 has crashed where two were the first to decode a type."""
 
 
 _SLICE = 1 << 18
@@ -184,7 +186,7 @@ class _Process:
 def _rest(kind: Kind, content: bytearray) -> Rest | None:
     if kind == "text":
         end = content.index(b"\n")
-        waypoint = msgspec.json.decode(memoryview(content)[:end], type=Waypoint | None)
+        waypoint = _WAYPOINT.decode(memoryview(content)[:end])
         return Rest(_decoded(memoryview(content)[end + 1 :]), waypoint)
     if kind == "lost":
         return None
