@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from penstock.checkpoint import Checkpoint, inspect
@@ -23,6 +23,7 @@ from penstock.engine.config import EngineConfig, named_directories
 from penstock.engine.delivery.outlet import Outlet
 from penstock.engine.delivery.sinks import SinkFeed, SinkPages
 from penstock.engine.errors import EngineBusy, EngineClosed, EngineError, NotFinite
+from penstock.engine.flight import Flight
 from penstock.engine.forward.accepting import credited
 from penstock.engine.forward.halving import answers_of
 from penstock.engine.forward.model import Computes, ComputesInStages, InRanks, Load, load_model, set_threads
@@ -41,7 +42,7 @@ from penstock.engine.sampling.choice import Chosen
 from penstock.engine.scheduling.live import Live, new_live
 from penstock.engine.scheduling.scheduler import Ended, Scheduler
 from penstock.engine.scheduling.situation import StepLimits
-from penstock.engine.speculation.asking import AskedFor, Speculation
+from penstock.engine.speculation.asking import Speculation
 from penstock.engine.speculation.guess import Guess
 from penstock.engine.speculation.head.guessing import HeadGuesser
 from penstock.engine.speculation.head.opening import open_head
@@ -75,30 +76,6 @@ class Helpers:
     """Copy loaded KV."""
     baton: Baton | None
     """For the cores that other workers share."""
-
-
-@dataclass(slots=True)
-class Flight:
-    """A step that is being computed."""
-
-    step: Sequence[Live]
-    outlets: list[Outlet]
-    drafted: bool
-    waited_s: float
-    """How long steps had waited for their turns when it began."""
-    asked: AskedFor
-    """What its drafts were expected to bring."""
-    began: float = field(default_factory=time.monotonic)
-    runs: Sequence[Run] = field(init=False)
-    begun: asyncio.Future[BegunStep] | None = None
-    """What the first of several stages is doing, or has done."""
-
-    adapters: Sequence[str] = field(init=False)
-    """Fingerprints of those that it needs."""
-
-    def __post_init__(self) -> None:
-        self.runs = [live.run for live in self.step]
-        self.adapters = [live.request.adapter for live in self.step if live.request.adapter]
 
 
 class Engine:
