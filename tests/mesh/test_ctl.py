@@ -18,7 +18,7 @@ from penstock.gateway.accounts.keys import new_key, write_keys
 from penstock.rpc.shown.figures import SOURCES
 from penstock.testing.mesh import Mesh, MeshSetup
 
-from .support import BLOCK, ask, prompt, settled, until
+from .support import BLOCK, DRAFTING, ask, drafting, prompt, settled, until
 
 SHORT = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
 SESSION = "a name that nobody else should see"
@@ -101,6 +101,32 @@ async def test_top_shows_what_was_done(tiny, meshes, http):
 
 def stores(answer):
     return [one.store for one in answer.members if one.HasField("store") and one.store.tiers]
+
+
+async def test_a_draft_service_is_seen_and_drops_what_a_tenant_had(tiny, meshes, http):
+    tokens = prompt("ctl/draft", 12 * BLOCK + 5)
+    async with meshes(MeshSetup(model=tiny, draft=str(tiny), engine=DRAFTING)) as mesh:
+        await drafting(http, mesh)
+        answer = await ask(http, mesh, tokens, SHORT)
+        assert answer.accepted
+
+        def heard(answer):
+            return answer.drafts and answer.drafts[0].load.computed >= len(tokens)
+
+        await until(lambda: told(mesh, heard), "the draft service has told what it did")
+        [found] = json.loads(await ctl("top", "--json", "--router", mesh.router.address))["drafts"]
+        assert found["address"] == mesh.draft.address and found["model"] == tiny.name
+        assert found["workers"] == 1 and found["guessed_tokens"] >= answer.accepted > 0 and found["busy_s"] > 0
+        assert found["address"] in await ctl("top", "--once", "--router", mesh.router.address)
+        checks = await examined("--router", mesh.router.address)
+        assert any(one["where"] == f"draft {mesh.draft.address}" and one["ok"] for one in checks)
+        evict = ("evict", "--tenant", "default", "--json", "--router", mesh.router.address)
+        members = {one["role"]: one for one in json.loads(await ctl(*evict))["members"]}
+        assert set(members) == {"prefill", "decode", "kvstore", "draft"}
+        [pages] = members["draft"]["tiers"]
+        assert pages["tier"] == "worker" and pages["blocks"] >= 12
+        members = {one["role"]: one for one in json.loads(await ctl(*evict))["members"]}
+        assert members["draft"]["tiers"][0]["blocks"] == 0
 
 
 async def test_top_goes_on_until_it_is_interrupted(mesh):

@@ -23,7 +23,7 @@ def _only(*roles: MemberRole) -> frozenset[MemberRole]:
 
 
 METHODS: Mapping[str, frozenset[MemberRole]] = {
-    "/penstock.v1.Router/Join": _only("worker", "store"),
+    "/penstock.v1.Router/Join": _only("worker", "store", "draft"),
     "/penstock.v1.Router/Plan": _only("gateway"),
     "/penstock.v1.Router/Watch": _only("gateway"),
     "/penstock.v1.Router/Hint": _only("gateway"),

@@ -32,6 +32,8 @@ class _RoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Role.ValueType],
     ROLE_BOTH: _Role.ValueType  # 3
     """decodes, and prefills whatever it decodes"""
     ROLE_KVSTORE: _Role.ValueType  # 4
+    ROLE_DRAFT: _Role.ValueType  # 5
+    """guesses for workers; it gets no work from routers"""
 
 class Role(_Role, metaclass=_RoleEnumTypeWrapper): ...
 
@@ -41,6 +43,8 @@ ROLE_DECODE: Role.ValueType  # 2
 ROLE_BOTH: Role.ValueType  # 3
 """decodes, and prefills whatever it decodes"""
 ROLE_KVSTORE: Role.ValueType  # 4
+ROLE_DRAFT: Role.ValueType  # 5
+"""guesses for workers; it gets no work from routers"""
 Global___Role: _TypeAlias = Role  # noqa: Y015
 
 @_typing.final
@@ -69,7 +73,7 @@ class Hello(_message.Message):
     host_id: _builtins.str
     """members with one host id share that host's kvstore"""
     model_name: _builtins.str
-    """workers only, like all below"""
+    """workers only, like all below but version and wire; of a draft service that which guesses"""
     max_model_len: _builtins.int
     """prompt + output tokens"""
     max_running: _builtins.int
@@ -552,6 +556,7 @@ class JoinRequest(_message.Message):
     PLAN_KEY_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
     ADAPTER_DONE_FIELD_NUMBER: _builtins.int
+    DRAFT_FIELD_NUMBER: _builtins.int
     draining: _builtins.bool
     """no new work, please; running work goes on. false: new work again"""
     role: Global___Role.ValueType
@@ -584,6 +589,10 @@ class JoinRequest(_message.Message):
     def adapter_done(self) -> Global___AdapterDone:
         """the answer to an `adapter`"""
 
+    @_builtins.property
+    def draft(self) -> Global___DraftLoad:
+        """draft services only"""
+
     def __init__(
         self,
         *,
@@ -597,16 +606,74 @@ class JoinRequest(_message.Message):
         plan_key: _builtins.bytes = ...,
         adapters: Global___Adapters | None = ...,
         adapter_done: Global___AdapterDone | None = ...,
+        draft: Global___DraftLoad | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter_done", b"adapter_done", "adapters", b"adapters", "blocks", b"blocks", "draining", b"draining", "evicted", b"evicted", "hello", b"hello", "kind", b"kind", "load", b"load", "plan_key", b"plan_key", "role", b"role", "store", b"store"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter_done", b"adapter_done", "adapters", b"adapters", "blocks", b"blocks", "draft", b"draft", "draining", b"draining", "evicted", b"evicted", "hello", b"hello", "kind", b"kind", "load", b"load", "plan_key", b"plan_key", "role", b"role", "store", b"store"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_done", b"adapter_done", "adapters", b"adapters", "blocks", b"blocks", "draining", b"draining", "evicted", b"evicted", "hello", b"hello", "kind", b"kind", "load", b"load", "plan_key", b"plan_key", "role", b"role", "store", b"store"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_done", b"adapter_done", "adapters", b"adapters", "blocks", b"blocks", "draft", b"draft", "draining", b"draining", "evicted", b"evicted", "hello", b"hello", "kind", b"kind", "load", b"load", "plan_key", b"plan_key", "role", b"role", "store", b"store"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "load", "blocks", "draining", "role", "store", "evicted", "plan_key", "adapters", "adapter_done"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "load", "blocks", "draining", "role", "store", "evicted", "plan_key", "adapters", "adapter_done", "draft"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___JoinRequest: _TypeAlias = JoinRequest  # noqa: Y015
+
+@_typing.final
+class DraftLoad(_message.Message):
+    """What a draft service has. Tokens are since its start."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKERS_FIELD_NUMBER: _builtins.int
+    SEQUENCES_FIELD_NUMBER: _builtins.int
+    PAGES_FIELD_NUMBER: _builtins.int
+    FREE_PAGES_FIELD_NUMBER: _builtins.int
+    GUESSED_FIELD_NUMBER: _builtins.int
+    DROPPED_FIELD_NUMBER: _builtins.int
+    COMPUTED_FIELD_NUMBER: _builtins.int
+    RESIDENT_FIELD_NUMBER: _builtins.int
+    FETCHED_FIELD_NUMBER: _builtins.int
+    BUSY_S_FIELD_NUMBER: _builtins.int
+    workers: _builtins.int
+    """decode workers that it guesses for"""
+    sequences: _builtins.int
+    """of theirs"""
+    pages: _builtins.int
+    """for KV; of a draft head, room for sequences"""
+    free_pages: _builtins.int
+    """that no sequence has"""
+    guessed: _builtins.int
+    dropped: _builtins.int
+    """of which the text went another way"""
+    computed: _builtins.int
+    """of texts that it was told, those whose KV was computed"""
+    resident: _builtins.int
+    """or was in its pages"""
+    fetched: _builtins.int
+    """or came from the store"""
+    busy_s: _builtins.float
+    """in which it computed"""
+    def __init__(
+        self,
+        *,
+        workers: _builtins.int = ...,
+        sequences: _builtins.int = ...,
+        pages: _builtins.int = ...,
+        free_pages: _builtins.int = ...,
+        guessed: _builtins.int = ...,
+        dropped: _builtins.int = ...,
+        computed: _builtins.int = ...,
+        resident: _builtins.int = ...,
+        fetched: _builtins.int = ...,
+        busy_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy_s", b"busy_s", "computed", b"computed", "dropped", b"dropped", "fetched", b"fetched", "free_pages", b"free_pages", "guessed", b"guessed", "pages", b"pages", "resident", b"resident", "sequences", b"sequences", "workers", b"workers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DraftLoad: _TypeAlias = DraftLoad  # noqa: Y015
 
 @_typing.final
 class JoinResponse(_message.Message):
@@ -942,6 +1009,7 @@ class MembersResponse(_message.Message):
     HELD_FIELD_NUMBER: _builtins.int
     INDEXED_BLOCKS_FIELD_NUMBER: _builtins.int
     GATEWAYS_FIELD_NUMBER: _builtins.int
+    DRAFTS_FIELD_NUMBER: _builtins.int
     router_id: _builtins.str
     version: _builtins.str
     sessions: _builtins.int
@@ -956,6 +1024,8 @@ class MembersResponse(_message.Message):
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___JoinedMember]: ...
     @_builtins.property
     def gateways(self) -> _containers.RepeatedCompositeFieldContainer[Global___MeshWatcher]: ...
+    @_builtins.property
+    def drafts(self) -> _containers.RepeatedCompositeFieldContainer[Global___JoinedDraft]: ...
     def __init__(
         self,
         *,
@@ -967,14 +1037,60 @@ class MembersResponse(_message.Message):
         held: _builtins.int = ...,
         indexed_blocks: _builtins.int = ...,
         gateways: _abc.Iterable[Global___MeshWatcher] | None = ...,
+        drafts: _abc.Iterable[Global___JoinedDraft] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateways", b"gateways", "held", b"held", "indexed_blocks", b"indexed_blocks", "members", b"members", "requests", b"requests", "router_id", b"router_id", "sessions", b"sessions", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drafts", b"drafts", "gateways", b"gateways", "held", b"held", "indexed_blocks", b"indexed_blocks", "members", b"members", "requests", b"requests", "router_id", b"router_id", "sessions", b"sessions", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___MembersResponse: _TypeAlias = MembersResponse  # noqa: Y015
+
+@_typing.final
+class JoinedDraft(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMBER_ID_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    HOST_ID_FIELD_NUMBER: _builtins.int
+    MODEL_NAME_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    JOINED_S_FIELD_NUMBER: _builtins.int
+    HEARD_S_FIELD_NUMBER: _builtins.int
+    LOAD_FIELD_NUMBER: _builtins.int
+    member_id: _builtins.str
+    address: _builtins.str
+    host_id: _builtins.str
+    model_name: _builtins.str
+    version: _builtins.str
+    joined_s: _builtins.float
+    """ago"""
+    heard_s: _builtins.float
+    """likewise"""
+    @_builtins.property
+    def load(self) -> Global___DraftLoad:
+        """absent before its first report"""
+
+    def __init__(
+        self,
+        *,
+        member_id: _builtins.str = ...,
+        address: _builtins.str = ...,
+        host_id: _builtins.str = ...,
+        model_name: _builtins.str = ...,
+        version: _builtins.str = ...,
+        joined_s: _builtins.float = ...,
+        heard_s: _builtins.float = ...,
+        load: Global___DraftLoad | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "heard_s", b"heard_s", "host_id", b"host_id", "joined_s", b"joined_s", "load", b"load", "member_id", b"member_id", "model_name", b"model_name", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JoinedDraft: _TypeAlias = JoinedDraft  # noqa: Y015
 
 @_typing.final
 class JoinedMember(_message.Message):

@@ -91,7 +91,7 @@ class RouterServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Join(self, request_iterator, context):
-        """One stream per worker or store and router for its whole life. Its end takes the member out of rotation, as does
+        """One stream per worker, store or draft service and router for its whole life. Its end takes the member out of rotation, as does
         silence: a worker that has sent no load for some seconds, or whose step does not end, gets no work until that changes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -33,7 +33,7 @@ class RouterStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> RouterAsyncStub: ...
     Join: _grpc.StreamStreamMultiCallable[_router_pb2.JoinRequest, _router_pb2.JoinResponse]
-    """One stream per worker or store and router for its whole life. Its end takes the member out of rotation, as does
+    """One stream per worker, store or draft service and router for its whole life. Its end takes the member out of rotation, as does
     silence: a worker that has sent no load for some seconds, or whose step does not end, gets no work until that changes.
     """
     Plan: _grpc.StreamStreamMultiCallable[_router_pb2.PlanRequest, _router_pb2.PlanResponse]
@@ -67,7 +67,7 @@ class RouterStub:
 class RouterAsyncStub(RouterStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Join: _aio.StreamStreamMultiCallable[_router_pb2.JoinRequest, _router_pb2.JoinResponse]  # type: ignore[assignment]
-    """One stream per worker or store and router for its whole life. Its end takes the member out of rotation, as does
+    """One stream per worker, store or draft service and router for its whole life. Its end takes the member out of rotation, as does
     silence: a worker that has sent no load for some seconds, or whose step does not end, gets no work until that changes.
     """
     Plan: _aio.StreamStreamMultiCallable[_router_pb2.PlanRequest, _router_pb2.PlanResponse]  # type: ignore[assignment]
@@ -104,7 +104,7 @@ class RouterServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_router_pb2.JoinRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_router_pb2.JoinResponse], _abc.AsyncIterator[_router_pb2.JoinResponse]]:
-        """One stream per worker or store and router for its whole life. Its end takes the member out of rotation, as does
+        """One stream per worker, store or draft service and router for its whole life. Its end takes the member out of rotation, as does
         silence: a worker that has sent no load for some seconds, or whose step does not end, gets no work until that changes.
         """
 

@@ -12,7 +12,7 @@ from rich.markup import escape
 from penstock.cli.asking import NOWHERE, AsJson, Door, DoorAccess, Mesh, MeshAccess, done
 from penstock.cli.checks import Check, CheckedService, checked_clocks, checked_host, checked_versions
 from penstock.cli.frames import counted
-from penstock.cli.visits import visited_gateway, visited_member, visited_router
+from penstock.cli.visits import visited_draft, visited_gateway, visited_member, visited_router
 from penstock.rpc.channels import Channels
 from penstock.runtime.config import Addresses
 from penstock.v1 import router_pb2
@@ -35,7 +35,7 @@ def doctor(
     Parameters
     ----------
     also:
-        Addresses of further services, such as a draft service.
+        Addresses of further services: those that have joined no router.
     as_json:
         Writes one JSON object instead of lines.
     """
@@ -71,12 +71,14 @@ async def _visited(routers: Sequence[str], also: Sequence[str], door: DoorAccess
     visits = await all_of([visited_router(address, channels) for address in routers])
     known = [visit.found for visit in visits if visit.found is not None]
     members = {one.address: one for found in known for one in found.members}
+    drafts = {one.address: one for found in known for one in found.drafts}
     gateways = {one.address: one for found in known for one in found.gateways}
     gateways |= {address: router_pb2.MeshWatcher(address=address) for address in door.gateway}
     visits += await all_of(
         [
             *(visited_member(member, channels) for member in members.values()),
-            *(visited_member(router_pb2.JoinedMember(address=address), channels, "service") for address in also),
+            *(visited_draft(draft.address, channels) for draft in drafts.values()),
+            *(visited_draft(address, channels, "service") for address in also if address not in drafts),
             *(visited_gateway(gateway, door) for gateway in gateways.values()),
         ]
     )

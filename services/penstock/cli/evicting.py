@@ -15,8 +15,9 @@ _CALL_S = 40.0
 
 
 def evict(*, tenant: str, mesh: Mesh = NOWHERE, door: Door = None, as_json: AsJson = False) -> int:
-    """Drops all blocks of a tenant from stores, from disks, and from workers' own pages. What a request uses just then
-    stays where it is until that has ended, and is found no more. Blocks of others are not touched.
+    """Drops all blocks of a tenant from stores, from disks, and from the pages of workers and draft services. What a
+    request uses just then stays where it is until that has ended, and is found no more. Blocks of others are not
+    touched.
 
     Parameters
     ----------

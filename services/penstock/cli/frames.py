@@ -15,7 +15,8 @@ _COLOURS = {"ready": "green", "silent": "red", "draining": "yellow", "drained": 
 
 def drawn(frame: Frame, done: Done) -> RenderableType:
     """The frame; `done` is what the mesh has done, of late or since its start."""
-    return Group(_head(frame, done), _workers(frame), _stores(frame))
+    tables = [_workers(frame), _stores(frame), *([_drafts(frame)] if frame.drafts else [])]
+    return Group(_head(frame, done), *tables)
 
 
 def _head(frame: Frame, done: Done) -> RenderableType:
@@ -83,6 +84,28 @@ def _stores(frame: Frame) -> Table:
                 "" if rate is None else f"{rate:.0%}",
                 escape(store["host"]) if first else "",
             )
+    return table
+
+
+def _drafts(frame: Frame) -> Table:
+    table = Table(box=None)
+    for name in ("draft service", "model"):
+        table.add_column(name, no_wrap=name == "draft service")
+    for name in ("workers", "sequences", "kv", "guessed", "dropped", "hits", "host"):
+        table.add_column(name, justify="right")
+    for draft in frame.drafts:
+        rate = draft["hit_rate"]
+        table.add_row(
+            draft["address"],
+            escape(draft["model"]),
+            str(draft["workers"]),
+            str(draft["sequences"]),
+            f"{draft['kv_usage']:.0%}",
+            str(draft["guessed_tokens"]),
+            str(draft["dropped_tokens"]),
+            "" if rate is None else f"{rate:.0%}",
+            escape(draft["host"]),
+        )
     return table
 
 

@@ -302,7 +302,7 @@ def plan_mesh(options: MeshOptions, ports: Ports, *, redis: str = "") -> MeshPla
     first, *others = models
     served: tuple[str, ...] = ("--model-dir", str(first.directory), "--model-name", first.name)
     served += tuple(word for model in others for word in ("--also", f"{model.name}={model.directory}"))
-    children: list[ChildSpec] = [*_workers(options, ports, worker, models), *_drafts(options, models, store)]
+    children: list[ChildSpec] = [*_workers(options, ports, worker, models), *_drafts(options, models, routers, store)]
     children += [
         *_routers(options, routers, redis),
         _child(options, "kvstore", _STORE, "--address", store, "--router", ",".join(routers), *_tiers(options, models)),
@@ -453,7 +453,9 @@ def _tiers(options: MeshOptions, models: Sequence[_Model]) -> Iterator[str]:
         yield from ("--tenant-share", str(options.engine.tenant_share))
 
 
-def _drafts(options: MeshOptions, models: Sequence[_Model], store: SocketAddress) -> Iterator[ChildSpec]:
+def _drafts(
+    options: MeshOptions, models: Sequence[_Model], routers: Sequence[SocketAddress], store: SocketAddress
+) -> Iterator[ChildSpec]:
     for place, model in enumerate(models):
         if model.told and not options.draft_service:
             what: tuple[str | SocketAddress, ...] = ("--model", str(model.directory), "--head", str(model.head))
@@ -462,7 +464,8 @@ def _drafts(options: MeshOptions, models: Sequence[_Model], store: SocketAddress
         else:
             continue
         own = ("--address", model.draft_address or "", "--threads", "1", "--device", options.engine.device)
-        yield _child(options, "draft", _DRAFT, *what, *own, number=place if len(models) > 1 else None)
+        joins = ("--router", ",".join(routers))
+        yield _child(options, "draft", _DRAFT, *what, *own, *joins, number=place if len(models) > 1 else None)
 
 
 def _child(options: MeshOptions, service: str, stage: int, *arguments: str, number: int | None = None) -> ChildSpec:

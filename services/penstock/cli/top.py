@@ -25,7 +25,7 @@ def top(
     as_json: AsJson = False,
 ) -> int:
     """Shows what the mesh does, until Ctrl-C: workers and their queues, batches, memory, hits and drafts; the stores'
-    tiers; sessions.
+    tiers; draft services; sessions.
 
     Parameters
     ----------

@@ -36,16 +36,25 @@ async def visited_router(address: str, channels: Channels) -> CheckedService:
     return visit
 
 
-async def visited_member(member: router_pb2.JoinedMember, channels: Channels, kind: str = "") -> CheckedService:
-    """A worker or a store that has joined, or another service."""
-    visit = CheckedService(f"{kind or role_of(member)} {member.address}")
+async def visited_member(member: router_pb2.JoinedMember, channels: Channels) -> CheckedService:
+    """A worker or a store that has joined."""
+    visit = CheckedService(f"{role_of(member)} {member.address}")
     if member.silent:
         right = "look into its log; `penstock up` and Kubernetes start one again whose step does not end"
         visit.note("silent", False, "the router has heard nothing of it, or its step does not end", right)
-    if await _resolved(visit, member.address):
-        role: MemberRole = "draft" if kind else "store" if member.role == router_pb2.ROLE_KVSTORE else "worker"
+    role: MemberRole = "store" if member.role == router_pb2.ROLE_KVSTORE else "worker"
+    return await _visited(visit, member.address, channels, role)
+
+
+async def visited_draft(address: str, channels: Channels, kind: str = "draft") -> CheckedService:
+    """A draft service, or a service of which only the address is known."""
+    return await _visited(CheckedService(f"{kind} {address}"), address, channels, "draft")
+
+
+async def _visited(visit: CheckedService, address: str, channels: Channels, role: MemberRole) -> CheckedService:
+    if await _resolved(visit, address):
         right = "open its port to the other hosts, or have it say another address with --advertise"
-        await _examined(visit, channels.to(member.address, role), right)
+        await _examined(visit, channels.to(address, role), right)
     return visit
 
 

@@ -11,8 +11,10 @@ from penstock.runtime.addresses import HostPort
 from penstock.runtime.config import (
     LOG_LEVELS,
     Address,
+    Addresses,
     OptionalAddress,
     OptionalPortAddress,
+    address_lists,
     addresses,
     at_least,
     more_than,
@@ -33,6 +35,11 @@ class DraftConfig:
     layers say, as decode workers tell it. none: `model` guesses from tokens."""
     address: Address = HostPort("127.0.0.1:0")
     """Address to listen on, host:port or unix:/path; port 0 picks a free port."""
+    advertise: OptionalAddress = None
+    """Address that routers are told, host:port or unix:/path; empty: that of `address`."""
+    router: Addresses = ()
+    """Addresses of all routers, host:port or unix:/path, with commas between them; the service joins each, for
+    `penstock ctl`. Empty: none."""
     dtype: str = "auto"
     """Type of the weights: auto, float32, bfloat16, int8, or on a CUDA device float8. auto: the checkpoint's own, and
     bfloat16 for one in float16."""
@@ -71,7 +78,8 @@ class DraftConfig:
 
     def __post_init__(self) -> None:
         addresses(self, "address")
-        optional_addresses(self, "kvstore")
+        address_lists(self, "router")
+        optional_addresses(self, "advertise", "kvstore")
         optional_port_addresses(self, "metrics_address")
         more_than(self, 0, "store_timeout_s")
         at_least(self, 0, "kv_pool_tokens")

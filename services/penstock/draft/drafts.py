@@ -25,6 +25,7 @@ from penstock.engine.speculation.leads import (
     BlockMove,
     DraftBlockNews,
     DraftBlocks,
+    DraftDropped,
     DraftLead,
     DraftStep,
     DraftTold,
@@ -36,6 +37,7 @@ from penstock.runtime.config import ConfigError
 from penstock.runtime.metrics import DraftMetrics
 from penstock.runtime.tasks import beside
 from penstock.runtime.threads import started_threads, to_its_end
+from penstock.v1 import router_pb2
 
 if TYPE_CHECKING:
     from penstock.engine.speculation.draft_model import DraftModel
@@ -131,6 +133,7 @@ class Drafts:
         self._tasks: asyncio.TaskGroup | None = None
         self._loop = asyncio.get_running_loop()
         self._busy_s = 0.0
+        self._guessed = 0
         self.description = description
         self.metrics = metrics
         self.metrics.watch(self._figures, self._told_tokens)
@@ -212,6 +215,32 @@ class Drafts:
             self._returns.append(call)
             self._line.notify()
 
+    async def drop(self, owner: bytes) -> DraftDropped:
+        """Has what was computed for an owner found by nobody any more; what sequences use stays until they are over."""
+        dropped: asyncio.Future[DraftDropped] = self._loop.create_future()
+
+        def drop() -> None:
+            self._loop.call_soon_threadsafe(_settle, dropped, self._model.drop(owner))
+
+        self._return(drop)
+        return await dropped
+
+    def load(self) -> router_pb2.DraftLoad:
+        """What there is, for people."""
+        stats = self._model.stats()
+        return router_pb2.DraftLoad(
+            workers=len(self._readers),
+            sequences=stats.sequences,
+            pages=stats.pages,
+            free_pages=stats.free_pages,
+            guessed=self._guessed,
+            dropped=stats.dropped,
+            computed=stats.computed,
+            resident=stats.reused,
+            fetched=stats.fetched,
+            busy_s=self._busy_s,
+        )
+
     # The thread
 
     async def run(self) -> None:
@@ -266,7 +295,9 @@ class Drafts:
         if self._kv is not None:
             self._pass_on(self._kv, made.blocks)
         self.metrics.proposals.inc(len(made.leads))
-        self.metrics.tokens.inc(sum(len(lead.tokens) for lead in made.leads))
+        guessed = sum(len(lead.tokens) for lead in made.leads)
+        self._guessed += guessed
+        self.metrics.tokens.inc(guessed)
         leads: dict[int, list[DraftLead]] = {}
         refused: dict[int, list[SequenceId]] = {}
         for lead in made.leads:
@@ -292,6 +323,11 @@ class Drafts:
     def _told_tokens(self) -> dict[str, int]:
         stats = self._model.stats()
         return {"computed": stats.computed, "pages": stats.reused, "store": stats.fetched}
+
+
+def _settle(dropped: asyncio.Future[DraftDropped], found: DraftDropped) -> None:
+    if not dropped.done():  # else nobody waits any more
+        dropped.set_result(found)
 
 
 @asynccontextmanager

@@ -15,6 +15,7 @@ import grpc
 from penstock.draft.config import DraftConfig
 from penstock.draft.drafts import Drafts, load_draft, open_drafts
 from penstock.draft.kv import open_draft_kv
+from penstock.draft.membership import draft_membership
 from penstock.draft.stream import DraftStream
 from penstock.rpc.identity import MemberIdentity
 from penstock.rpc.server import serve
@@ -91,4 +92,6 @@ async def open_draft(config: DraftConfig) -> AsyncIterator[ServedDraft]:
             config.address, register, [SERVICE], max_calls=config.max_streams, grace=0.2, member=member
         ) as server:
             await server.set_serving(True)
-            yield ServedDraft(config.address.at(server.port), metrics)
+            address = config.address.at(server.port)
+            async with draft_membership(config, drafts, address, member):
+                yield ServedDraft(address, metrics)

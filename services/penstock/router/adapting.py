@@ -29,9 +29,7 @@ class AdapterOrders:
         """`mailboxes` has those of the joined members."""
         self._registry = registry
         self._mailboxes = mailboxes
-        self.orders = MemberOrders[str](
-            mailboxes, most=_AT_ONCE, busy=f"{_AT_ONCE} adapters are loaded or unloaded already"
-        )
+        self.orders = MemberOrders[Seat, str](most=_AT_ONCE, busy=f"{_AT_ONCE} adapters are loaded or unloaded already")
         """The answers say why it could not be done; empty: it was."""
 
     async def change(self, request: router_pb2.AdapterRequest) -> router_pb2.AdapterResponse:
@@ -41,7 +39,11 @@ class AdapterOrders:
         check_name("name", request.name, least=1)
         check_name("directory", request.directory, most=_LONGEST_PATH)
         model = self._model(request.model_name)
-        seats = [seat for seat in self._mailboxes if seat.member.role is not None and seat.member.model == model]
+        seats = {
+            seat: mailbox
+            for seat, mailbox in self._mailboxes.items()
+            if seat.member.role is not None and seat.member.model == model
+        }
 
         def order(number: int) -> tuple[Hashable, router_pb2.JoinResponse]:
             return _message(router_pb2.AdapterOrder(number=number, name=request.name, directory=request.directory))

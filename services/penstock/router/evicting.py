@@ -8,6 +8,7 @@ import structlog
 
 from penstock.errors import InvalidRequest
 from penstock.kv.bounds import check_keys, check_namespace
+from penstock.router.drafters import Drafter
 from penstock.router.hints import Mailbox
 from penstock.router.messages import role_message
 from penstock.router.orders import MemberOrders
@@ -26,11 +27,11 @@ _LOG = structlog.get_logger("penstock.router")
 class Evictions:
     """All that go on."""
 
-    def __init__(self, mailboxes: Mapping[Seat, Mailbox]) -> None:
-        """`mailboxes` has those of the joined members."""
-        self._mailboxes = mailboxes
-        self.orders = MemberOrders[router_pb2.Evicted](
-            mailboxes, most=_AT_ONCE, busy=f"{_AT_ONCE} evictions go on already"
+    def __init__(self, seats: Mapping[Seat, Mailbox], drafters: Mapping[Drafter, Mailbox]) -> None:
+        """The mailboxes of the joined members."""
+        self._seats, self._drafters = seats, drafters
+        self.orders = MemberOrders[Seat | Drafter, router_pb2.Evicted](
+            most=_AT_ONCE, busy=f"{_AT_ONCE} evictions go on already"
         )
 
     async def evict(self, request: router_pb2.EvictRequest) -> router_pb2.EvictResponse:
@@ -41,32 +42,32 @@ class Evictions:
         check_keys("roots", request.roots)
         if not request.namespace:
             raise InvalidRequest("namespace is empty: must be that of a tenant, 16 bytes", field="namespace")
-        seats = list(self._mailboxes)
+        members = dict[Seat | Drafter, Mailbox]([*self._seats.items(), *self._drafters.items()])
 
         def order(number: int) -> tuple[Hashable, router_pb2.JoinResponse]:
             wish = router_pb2.EvictOrder(number=number, namespace=request.namespace, roots=request.roots)
             return ("evict", number), router_pb2.JoinResponse(evict=wish)
 
-        answers = await self.orders.give(seats, order, patience_s=_ANSWER_S)
-        _LOG.info("a tenant's blocks are evicted", told=len(seats), answered=len(answers))
+        answers = await self.orders.give(members, order, patience_s=_ANSWER_S)
+        _LOG.info("a tenant's blocks are evicted", told=len(members), answered=len(answers))
         return router_pb2.EvictResponse(
             members=[
                 router_pb2.MemberEvicted(
-                    member_id=seat.member.id,
-                    address=seat.member.address,
-                    role=role_message(seat.member.role),
-                    answered=seat in answers,
-                    tiers=answers[seat].tiers if seat in answers else (),
+                    member_id=one.member.id,
+                    address=one.member.address,
+                    role=router_pb2.ROLE_DRAFT if isinstance(one, Drafter) else role_message(one.member.role),
+                    answered=one in answers,
+                    tiers=answers[one].tiers if one in answers else (),
                 )
-                for seat in seats
+                for one in members
             ]
         )
 
-    def heard(self, seat: Seat, evicted: router_pb2.Evicted) -> None:
+    def heard(self, member: Seat | Drafter, evicted: router_pb2.Evicted) -> None:
         """A member's answer; one that comes too late is dropped. Raises InvalidRequest."""
         check_count("evicted.tiers", evicted.tiers, _MOST_TIERS)
-        self.orders.heard(seat, evicted.number, evicted)
+        self.orders.heard(member, evicted.number, evicted)
 
-    def left(self, seat: Seat) -> None:
+    def left(self, member: Seat | Drafter) -> None:
         """A member has gone, and is not waited for."""
-        self.orders.left(seat)
+        self.orders.left(member)

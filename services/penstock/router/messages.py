@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 
 from msgspec.structs import astuple
@@ -28,7 +28,7 @@ from penstock.rpc.bounds import (
 )
 from penstock.rpc.capability import PLAN_KEY_BYTES, PlanTerms
 from penstock.rpc.checkup import WIRE, own_version
-from penstock.rpc.identity import CallingMember
+from penstock.rpc.identity import CallingMember, MemberRole
 from penstock.runtime.addresses import HostPort, SocketAddress
 from penstock.v1 import common_pb2, router_pb2
 
@@ -47,26 +47,51 @@ _ROLES = {
     router_pb2.ROLE_DECODE: Role.DECODE,
     router_pb2.ROLE_BOTH: Role.BOTH,
 }
+_CERTIFICATES: Mapping[router_pb2.Role.ValueType, MemberRole] = {
+    **dict.fromkeys(_ROLES, "worker"),
+    router_pb2.ROLE_KVSTORE: "store",
+    router_pb2.ROLE_DRAFT: "draft",
+}
+"""Whose a member of each role needs."""
 
 _TO_MESSAGE = {role: message for message, role in _ROLES.items()}
 
 
 def member(hello: router_pb2.Hello, caller: CallingMember | None = None) -> Member:
-    """A peer, as it describes itself. Raises InvalidRequest, Refused for another wire, and Forbidden for what its
-    certificate does not cover."""
-    check_id("hello.member_id", hello.member_id)
-    check_name("hello.version", hello.version, most=_MOST_VERSION)
-    check_wire(f"member {hello.member_id}", hello.version, hello.wire)
-    if hello.role != router_pb2.ROLE_KVSTORE and hello.role not in _ROLES:
-        raise _bad("hello.role", "prefill, decode, both or kvstore")
-    address = check_address("hello.address", hello.address)
-    if caller is not None:
-        _check_covered(hello, address, caller)
-    check_name("hello.host_id", hello.host_id)
+    """A worker or a store, as it describes itself. Raises InvalidRequest, Refused for another wire, and Forbidden for
+    what its certificate does not cover."""
+    if hello.role not in _CERTIFICATES:
+        raise _bad("hello.role", "prefill, decode, both, kvstore or draft")
+    _check_member(hello, caller)
     if hello.role == router_pb2.ROLE_KVSTORE:
         who = hello.member_id
         return Member(id=who, role=None, address=hello.address, host_id=hello.host_id, version=hello.version)
     return _worker(hello)
+
+
+def drafter(hello: router_pb2.Hello, caller: CallingMember | None = None) -> Member:
+    """A draft service, as it describes itself; its role is None. Raises like `member`."""
+    _check_member(hello, caller)
+    check_name("hello.model_name", hello.model_name)
+    return Member(
+        id=hello.member_id,
+        role=None,
+        address=hello.address,
+        host_id=hello.host_id,
+        model=hello.model_name,
+        version=hello.version,
+    )
+
+
+def _check_member(hello: router_pb2.Hello, caller: CallingMember | None) -> None:
+    """What all members say of themselves."""
+    check_id("hello.member_id", hello.member_id)
+    check_name("hello.version", hello.version, most=_MOST_VERSION)
+    check_wire(f"member {hello.member_id}", hello.version, hello.wire)
+    address = check_address("hello.address", hello.address)
+    if caller is not None:
+        _check_covered(hello, address, caller)
+    check_name("hello.host_id", hello.host_id)
 
 
 def check_wire(who: str, version: str, wire: int) -> None:
@@ -80,7 +105,7 @@ def check_wire(who: str, version: str, wire: int) -> None:
 
 
 def _check_covered(hello: router_pb2.Hello, address: SocketAddress, caller: CallingMember) -> None:
-    right = "store" if hello.role == router_pb2.ROLE_KVSTORE else "worker"
+    right = _CERTIFICATES[hello.role]
     if caller.role != right:
         role = router_pb2.Role.Name(hello.role).removeprefix("ROLE_").lower()
         raise Forbidden(f"hello.role = {role}: needs a certificate of a {right}, not of a {caller.role}")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any
 from uuid import uuid4
@@ -20,6 +20,7 @@ from penstock.router.adapting import AdapterOrders
 from penstock.router.balancing import Balancing, balanced
 from penstock.router.config import RouterConfig
 from penstock.router.directing import Director
+from penstock.router.drafters import MOST_DRAFTERS, Drafter, Drafters
 from penstock.router.evicting import Evictions
 from penstock.router.greeting import hello
 from penstock.router.hints import Mailbox
@@ -41,6 +42,7 @@ from penstock.runtime.redis_client import redis_found
 from penstock.runtime.tasks import being_cancelled, beside, end, start
 from penstock.v1 import common_pb2, router_pb2, router_pb2_grpc
 
+_Take = Callable[[router_pb2.JoinRequest], None]
 Context = grpc.aio.ServicerContext[Any, Any]
 
 _SERVICE = "penstock.v1.Router"
@@ -67,8 +69,9 @@ class Router:
             self.planner, self.line, self.yielding, self.metrics, router_id=self.id, tell=self._tell, recent=self.recent
         )
         self._mailboxes: dict[Seat, Mailbox] = {}
-        self.shown = Showing(self.planner, self.line, clock, router_id=self.id)
-        self.evictions = Evictions(self._mailboxes)
+        self._drafters = Drafters(clock)
+        self.shown = Showing(self.planner, self.line, self._drafters, clock, router_id=self.id)
+        self.evictions = Evictions(self._mailboxes, self._drafters.mailboxes)
         self.adapting = AdapterOrders(self.planner.registry, self._mailboxes)
         self.director = Director(self.planner.registry, self._mailboxes.get, clock)
         self._log = structlog.get_logger("penstock.router")
@@ -77,18 +80,18 @@ class Router:
         self, requests: AsyncIterator[router_pb2.JoinRequest]
     ) -> AsyncIterator[router_pb2.JoinResponse]:
         """One member's stream."""
-        seat, mailbox = self._take_seat(await hello(requests))
-        read = partial(self._read, seat, requests, mailbox)
-        reader = start(read, name="member reader", on_failure="log", failed=self.metrics.task_failed)
-        try:
-            yield router_pb2.JoinResponse(
-                welcome=router_pb2.Welcome(router_id=self.id, takes_store_loads=True, takes_adapters=True)
-            )
-            async for message in mailbox.read():
-                yield message
-        finally:
-            self._leave_seat(seat)
-            await end(reader)
+        said = await hello(requests)
+        with (self._drafts if said.role == router_pb2.ROLE_DRAFT else self._seated)(said) as (take, mailbox):
+            read = partial(self._read, take, requests, mailbox)
+            reader = start(read, name="member reader", on_failure="log", failed=self.metrics.task_failed)
+            try:
+                yield router_pb2.JoinResponse(
+                    welcome=router_pb2.Welcome(router_id=self.id, takes_store_loads=True, takes_adapters=True)
+                )
+                async for message in mailbox.read():
+                    yield message
+            finally:
+                await end(reader)
 
     def hint(self, request: common_pb2.HintRequest) -> None:
         """Passes hints on to every store; all or none. Raises InvalidRequest."""
@@ -134,6 +137,24 @@ class Router:
                 self.planner.registry.forgive(away_s, now)
             self._refresh()
 
+    @contextmanager
+    def _seated(self, hello: router_pb2.Hello) -> Iterator[tuple[_Take, Mailbox]]:
+        """A worker or store has a seat for the length of the block."""
+        seat, mailbox = self._take_seat(hello)
+        try:
+            yield partial(self._take, seat), mailbox
+        finally:
+            self._leave_seat(seat)
+
+    @contextmanager
+    def _drafts(self, hello: router_pb2.Hello) -> Iterator[tuple[_Take, Mailbox]]:
+        """A draft service is known for the length of the block."""
+        with self._drafters.joined(hello) as (drafter, mailbox):
+            try:
+                yield partial(self._take_draft, drafter), mailbox
+            finally:
+                self.evictions.left(drafter)
+
     def _take_seat(self, hello: router_pb2.Hello) -> tuple[Seat, Mailbox]:
         try:
             member = messages.member(hello, current_caller())
@@ -172,11 +193,11 @@ class Router:
             if seat.member.role is None:
                 self._introduce()
 
-    async def _read(self, seat: Seat, requests: AsyncIterator[router_pb2.JoinRequest], mailbox: Mailbox) -> None:
+    async def _read(self, take: _Take, requests: AsyncIterator[router_pb2.JoinRequest], mailbox: Mailbox) -> None:
         """Takes what a member says, until its stream ends; tells the mailbox why."""
         try:
             async for request in requests:
-                self._take(seat, request)
+                take(request)
         except PenstockError as error:
             mailbox.end(error)
         except asyncio.CancelledError:
@@ -226,6 +247,15 @@ class Router:
                 raise InvalidRequest(
                     "after the hello: load, blocks, draining, role, store, evicted, plan_key, adapters or adapter_done"
                 )
+
+    def _take_draft(self, drafter: Drafter, request: router_pb2.JoinRequest) -> None:
+        match request.WhichOneof("kind"):
+            case "draft":
+                self._drafters.loaded(drafter, request.draft)
+            case "evicted":
+                self.evictions.heard(drafter, request.evicted)
+            case _:
+                raise InvalidRequest("after the hello of a draft service: draft or evicted")
 
     def _stood(self) -> None:
         """A member wants other work than before."""
@@ -303,7 +333,7 @@ class _Servicer(router_pb2_grpc.RouterServicer):
 async def open_router(config: RouterConfig) -> AsyncIterator[Router]:
     """A router that serves until the block ends."""
     router = Router(config, time.monotonic)
-    calls = 2 * (config.max_live_plans + config.max_held) + 2 * config.max_members + 64
+    calls = 2 * (config.max_live_plans + config.max_held) + 2 * config.max_members + MOST_DRAFTERS + 64
 
     def register(server: grpc.aio.Server) -> None:
         router_pb2_grpc.add_RouterServicer_to_server(_Servicer(router), server)

@@ -8,6 +8,7 @@ from heapq import nlargest
 
 from penstock.errors import InvalidRequest
 from penstock.router import messages
+from penstock.router.drafters import Drafters
 from penstock.router.line import WaitingLine
 from penstock.router.planner import Planner
 from penstock.router.registry import Seat
@@ -26,9 +27,12 @@ _MOST_VERSION = 64
 class Showing:
     """Members push what is shown here with their loads; no decision depends on it."""
 
-    def __init__(self, planner: Planner, line: WaitingLine, clock: Callable[[], float], *, router_id: str) -> None:
+    def __init__(
+        self, planner: Planner, line: WaitingLine, drafters: Drafters, clock: Callable[[], float], *, router_id: str
+    ) -> None:
         self._planner = planner
         self._line = line
+        self._drafters = drafters
         self._clock = clock
         self._router_id = router_id
         self._counts: dict[Seat, router_pb2.WorkerCounts] = {}
@@ -88,6 +92,7 @@ class Showing:
             held=len(self._line),
             indexed_blocks=len(self._planner.index),
             gateways=self._watchers.values(),
+            drafts=self._drafters.listed(),
         )
 
     def _add(self, told: router_pb2.JoinedMember, seat: Seat) -> None:

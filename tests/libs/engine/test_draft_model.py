@@ -193,6 +193,29 @@ def test_it_goes_on_from_its_own_guesses_without_computing_them_again(tiny):
     assert worker.model.stats().dropped == 4
 
 
+def test_what_is_dropped_of_an_owner_is_computed_again_and_nothing_else(tiny):
+    rows = counted(DraftModel(EngineConfig(model=tiny)))
+    worker, dropped, stays, tokens = Worker(rows.model), b"a" * 16, b"b" * 16, text(1, 5 * 16 + 3)
+
+    def computed(id, owner):
+        rows.steps.clear()
+        worker.tell(id, tokens, 1, owner=owner)
+        worker.rest()
+        worker.forget(id)
+        return sum(rows.steps)
+
+    assert (computed(1, dropped), computed(2, stays)) == (len(tokens), len(tokens))
+    worker.tell(3, tokens, 1, owner=dropped)
+    worker.rest()
+    found = rows.model.drop(dropped)
+    assert (found.blocks, found.in_use, found.bytes) == (5, 5, 5 * rows.model.spec.block_bytes)
+    worker.forget(3)
+    assert computed(4, stays) == 3, "that of others stays"
+    assert computed(5, dropped) == len(tokens)
+    assert rows.model.drop(b"c" * 16).blocks == 0
+    assert rows.model.stats().free_pages == rows.model.stats().pages
+
+
 class counted:
     """A model of which it is known how many tokens each step computed."""
 

@@ -36,7 +36,9 @@ def hello(member: str, role: str = "both", **other: Any) -> router_pb2.Hello:
         "address": f"127.0.0.1:{1 + crc32(member.encode()) % 60000}",
         "host_id": "h",
     }
-    if role != "kvstore":
+    if role == "draft":
+        fields["model_name"] = "guesser"
+    elif role != "kvstore":
         fields |= {
             "model_name": "m",
             "spec": spec(),

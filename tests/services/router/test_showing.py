@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 
 import grpc
 import pytest
-from tests.services.router.helpers import BLOCK, Harness, eventually, keys
+from tests.services.router.helpers import BLOCK, Harness, eventually, hello, keys
 
-from penstock.router import evicting
+from penstock.router import drafters, evicting
 from penstock.router.sessions import Recent
 from penstock.rpc.checkup import own_version
 from penstock.v1 import common_pb2, router_pb2
@@ -62,6 +62,60 @@ async def test_only_stores_have_tiers_and_not_too_many(mesh: Harness) -> None:
     with pytest.raises(grpc.aio.AioRpcError, match=r"store\.tiers = 9 entries: must have at most 8"):
         while await store.read() is not grpc.aio.EOF:
             pass
+
+
+async def test_a_draft_service_is_shown_and_gets_no_work(mesh: Harness) -> None:
+    draft = await mesh.join("d", "draft", model_name="m")
+    [told] = (await members(mesh)).drafts
+    assert (told.member_id, told.model_name, told.host_id, told.HasField("load")) == ("d", "m", "h", False)
+    load = router_pb2.DraftLoad(workers=2, sequences=5, pages=100, free_pages=30, guessed=70, busy_s=0.5)
+    await draft.write(router_pb2.JoinRequest(draft=load))
+    async with asyncio.timeout(10):
+        while (answer := await members(mesh)).drafts[0].load != load:
+            pass
+    assert not answer.members and not len(mesh.router.planner.registry)
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await mesh.stub.Command(router_pb2.CommandRequest(member="d", command=router_pb2.MemberCommand(drain=True)))
+    assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+    newer = await mesh.join("d", "draft", model_name="other")
+    with pytest.raises(grpc.aio.AioRpcError, match="a newer stream of this member has taken over"):
+        await draft.read()
+    assert [one.model_name for one in (await members(mesh)).drafts] == ["other"]
+    await mesh.gone(newer)
+    async with asyncio.timeout(10):
+        while (await members(mesh)).drafts:
+            pass
+
+
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [
+        (router_pb2.JoinRequest(load=router_pb2.Load()), "after the hello of a draft service: draft or evicted"),
+        (
+            router_pb2.JoinRequest(draft=router_pb2.DraftLoad(busy_s=-1)),
+            r"draft\.busy_s = -1\.0: must be finite and not negative",
+        ),
+        (
+            router_pb2.JoinRequest(evicted=router_pb2.Evicted(tiers=[router_pb2.EvictedBlocks()] * 9)),
+            r"evicted\.tiers = 9 entries: must have at most 8",
+        ),
+    ],
+)
+async def test_what_a_draft_service_may_not_say(mesh: Harness, said: router_pb2.JoinRequest, error: str) -> None:
+    draft = await mesh.join("d", "draft")
+    await draft.write(said)
+    with pytest.raises(grpc.aio.AioRpcError, match=error):
+        await draft.read()
+
+
+async def test_no_more_draft_services_than_there_is_room_for(mesh: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drafters, "MOST_DRAFTERS", 1)
+    await mesh.join("d1", "draft")
+    second = mesh.stub.Join()
+    mesh.calls.append(second)
+    await second.write(router_pb2.JoinRequest(hello=hello("d2", "draft")))
+    with pytest.raises(grpc.aio.AioRpcError, match="1 draft services are joined already"):
+        await second.read()
 
 
 async def test_gateways_are_known_while_they_watch(mesh: Harness) -> None:
@@ -132,10 +186,10 @@ async def read_evict(call: grpc.aio.StreamStreamCall) -> router_pb2.EvictOrder:
 
 
 async def test_an_eviction_is_told_to_all_and_returns_with_their_answers(mesh: Harness) -> None:
-    worker, store = await mesh.join("w"), await mesh.join("s", "kvstore")
+    worker, store, draft = await mesh.join("w"), await mesh.join("s", "kvstore"), await mesh.join("d", "draft")
     roots = keys(2, chain=9)
     asked = asyncio.ensure_future(mesh.stub.Evict(router_pb2.EvictRequest(namespace=NAMESPACE, roots=roots)))
-    for number, call in enumerate((worker, store), 1):
+    for number, call in enumerate((worker, store, draft), 1):
         order = await read_evict(call)
         assert (order.namespace, list(order.roots)) == (NAMESPACE, roots)
         tiers = [router_pb2.EvictedBlocks(blocks=number, bytes=10 * number, in_use=0)]
@@ -145,18 +199,20 @@ async def test_an_eviction_is_told_to_all_and_returns_with_their_answers(mesh: H
     assert {name: (one.answered, one.tiers[0].blocks) for name, one in told.items()} == {
         "w": (True, 1),
         "s": (True, 2),
+        "d": (True, 3),
     }
+    assert told["d"].role == router_pb2.ROLE_DRAFT
 
 
 async def test_who_leaves_or_is_deaf_does_not_hold_up_an_eviction(
     mesh: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = await mesh.join("s", "kvstore")
+    store, leaving = await mesh.join("s", "kvstore"), await mesh.join("d", "draft")
     asked = asyncio.ensure_future(mesh.stub.Evict(router_pb2.EvictRequest(namespace=NAMESPACE)))
-    await read_evict(store)
-    await mesh.gone(store)
-    [told] = (await asked).members
-    assert (told.member_id, told.answered) == ("s", False)
+    for call in (store, leaving):
+        await read_evict(call)
+        await mesh.gone(call)
+    assert [(told.member_id, told.answered) for told in (await asked).members] == [("s", False), ("d", False)]
     monkeypatch.setattr(evicting, "_ANSWER_S", 0.05)
     await mesh.join("deaf", "kvstore")
     await eventually(lambda: len(mesh.router.planner.registry) == 1)

@@ -22,6 +22,7 @@ from penstock.engine.speculation.guess import right
 from penstock.engine.speculation.head.foresight import HeadForesight
 from penstock.engine.speculation.leads import (
     DraftBlocks,
+    DraftDropped,
     DraftLead,
     DraftStats,
     DraftStep,
@@ -115,6 +116,10 @@ class PlainForesight:
         """The sequence is gone."""
         self.forgotten.append(id)
         self._texts.pop(id, None)
+
+    def drop(self, owner: bytes) -> DraftDropped:
+        """It keeps nothing for others."""
+        return DraftDropped()
 
     def clear(self) -> None:
         """All are gone."""

@@ -118,7 +118,7 @@ async def open_mesh(options: MeshSetup) -> AsyncIterator[Mesh]:
             settings |= {"draft_bytes": 16 << 20 if options.draft != "none" else 0, **shows("store"), **options.store}
             stores.append(await stack.enter_async_context(open_kvstore(KvStoreConfig(**settings))))
         kvstore = {"kvstore": stores[0].address, "host_id": hosts[0]} if stores else {}
-        drafting = {**kvstore, **shows("draft"), "seal": options.seal}
+        drafting = {**kvstore, **shows("draft"), "seal": options.seal, "router": routers}
         draft, draft_address = await _open_draft(stack, options, drafting)
 
         def worker(number: int) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from penstock.engine.speculation.guess import right
 from penstock.engine.speculation.leads import (
     DraftBlockNews,
     DraftBlocks,
+    DraftDropped,
     DraftLead,
     DraftStats,
     DraftStep,
@@ -146,6 +147,11 @@ class DraftModel:
             self._dropped += len(sequence.tokens) - sequence.told
             self._free(sequence)
 
+    def drop(self, owner: bytes) -> DraftDropped:
+        """Has nobody find the pages of an owner any more; those that sequences have are free when these are over."""
+        blocks, in_use = self._pool.drop([root_key(self.stored_spec, owner)])
+        return DraftDropped(blocks, blocks * self.spec.block_bytes, in_use)
+
     def clear(self) -> None:
         """Forgets all sequences."""
         for id in list(self._sequences):
@@ -170,6 +176,7 @@ class DraftModel:
         """Now."""
         return DraftStats(
             sequences=len(self._sequences),
+            pages=self._pool.total,
             free_pages=self._pool.free,
             dropped=self._dropped,
             evicted=self._evicted,
@@ -322,7 +329,10 @@ class DraftModel:
         chain = sequence.chain
         chain.cover(sequence.tokens[: sequence.told])
         for block in range(sequence.named, whole):
-            self._pool.name(sequence.pages[block], chain.keys[block], chain.parent(block), block * self._block_size)
+            first_token = block * self._block_size
+            self._pool.name(
+                sequence.pages[block], chain.keys[block], chain.parent(block), first_token, namespace=chain.root
+            )
         sequence.named = whole
 
     # The store

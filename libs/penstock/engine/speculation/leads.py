@@ -99,6 +99,16 @@ class DraftStep:
         return bool(self.leads or self.refused or news.lacking or news.full or news.moves)
 
 
+@dataclass(frozen=True, slots=True)
+class DraftDropped:
+    """Blocks that nobody finds any more."""
+
+    blocks: int = 0
+    bytes: int = 0
+    in_use: int = 0
+    """Those of them that sequences use until they are over."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftStats:
     """Statistics of one draft model. Counts are since the start."""
@@ -110,7 +120,10 @@ class DraftStats:
     fetched: int = 0
     """Those whose KV came from the store."""
     sequences: int = 0
+    pages: int = 0
+    """For KV; of a head, room for so many sequences."""
     free_pages: int = 0
+    """That no sequence has."""
     dropped: int = 0
     """Guesses of which the text went another way."""
     evicted: int = 0
@@ -136,6 +149,10 @@ class Foresight(Protocol):
 
     def forget(self, id: SequenceId) -> None:
         """Frees everything kept for a sequence; does nothing for an unknown one."""
+        ...
+
+    def drop(self, owner: bytes) -> DraftDropped:
+        """Has nobody find any more what was computed for an owner."""
         ...
 
     def step(self) -> DraftStep:

@@ -93,6 +93,7 @@ class Frame:
     head: Json
     workers: Sequence[tuple[Json, Done]]
     stores: Sequence[Json]
+    drafts: Sequence[Json]
     gateways: Sequence[Json]
 
     def since_start(self) -> Done:
@@ -107,6 +108,7 @@ class Frame:
             "total": {**total, **self.since_start().plain()},
             "workers": [{**worker, **done.plain()} for worker, done in self.workers],
             "stores": list(self.stores),
+            "drafts": list(self.drafts),
             "gateways": list(self.gateways),
         }
 
@@ -150,7 +152,11 @@ def frame_of(found: router_pb2.MembersResponse) -> Frame:
         for one in found.gateways
     ]
     return Frame(
-        head, [(_worker(one), _done(one.counts)) for one in workers], [_store(one) for one in stores], gateways
+        head,
+        [(_worker(one), _done(one.counts)) for one in workers],
+        [_store(one) for one in stores],
+        [_draft(one) for one in found.drafts],
+        gateways,
     )
 
 
@@ -222,4 +228,26 @@ def _store(member: router_pb2.JoinedMember) -> Json:
         "attachments": load.attachments,
         "lent_blocks": load.lent_blocks,
         "sessions": load.sessions,
+    }
+
+
+def _draft(member: router_pb2.JoinedDraft) -> Json:
+    load = member.load
+    told = load.computed + load.resident + load.fetched
+    return {
+        "id": member.member_id,
+        "address": member.address,
+        "host": member.host_id,
+        "version": member.version,
+        "joined_s": round(member.joined_s, 3),
+        "heard_s": round(member.heard_s, 3),
+        "model": member.model_name,
+        "workers": load.workers,
+        "sequences": load.sequences,
+        "kv_usage": round(1 - load.free_pages / load.pages, 4) if load.pages else 0.0,
+        "guessed_tokens": load.guessed,
+        "dropped_tokens": load.dropped,
+        "told_tokens": {"computed": load.computed, "pages": load.resident, "store": load.fetched},
+        "hit_rate": round(1 - load.computed / told, 4) if told else None,
+        "busy_s": round(load.busy_s, 3),
     }

@@ -21,7 +21,15 @@ from penstock.engine.speculation.guess import Guess
 from penstock.engine.speculation.head.guessing import HeadAsk, HeadGuesser, HeadView
 from penstock.engine.speculation.head.model import ROOM, HeadModel
 from penstock.engine.speculation.head.watched import features_of
-from penstock.engine.speculation.leads import DraftBlocks, DraftLead, DraftStats, DraftStep, DraftTold, SequenceId
+from penstock.engine.speculation.leads import (
+    DraftBlocks,
+    DraftDropped,
+    DraftLead,
+    DraftStats,
+    DraftStep,
+    DraftTold,
+    SequenceId,
+)
 
 
 @dataclass(eq=False, slots=True)
@@ -130,6 +138,10 @@ class HeadForesight:
         """Frees its rows."""
         self._texts.pop(id, None)
 
+    def drop(self, owner: bytes) -> DraftDropped:
+        """Nothing: what is computed for a sequence is used for no other, and goes with it."""
+        return DraftDropped()
+
     def clear(self) -> None:
         """Forgets all sequences."""
         self._texts.clear()
@@ -165,6 +177,7 @@ class HeadForesight:
         held = sum(text.view.context.held for text in list(self._texts.values()))  # the thread may add some meanwhile
         return DraftStats(
             sequences=len(self._texts),
+            pages=self._most_views,
             free_pages=self._most_views - held,
             computed=self._computed,
             evicted=self._evicted,

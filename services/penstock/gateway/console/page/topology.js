@@ -35,6 +35,9 @@ function lanesOf(frame, rates) {
     state: one.state, title: "store", note: one.address, tiers: one.tiers });
   const total = rates.total;
   const accepted = total.drafted ? `, ${share(total.accepted / total.drafted)} accepted` : "";
+  const drafts = { id: "drafts", state: frame.total.drafted_tokens ? "ready" : "none", title: "drafts",
+    note: total.drafted ? `${rate(total.drafted)} tok/s${accepted}` : frame.total.drafted_tokens ? "resting" : "none so far" };
+  const service = (one) => ({ id: one.id, state: "ready", title: "draft service", note: `${counted(one.sequences, "sequence")}, ${one.address}` });
   return {
     gateway: lane("Gateways", frame.gateways, (one) => ({ kind: "plain", height: HEIGHT.plain, id: one.address,
       state: "ready", title: "gateway", note: one.http_address })),
@@ -43,9 +46,8 @@ function lanesOf(frame, rates) {
     prefill: lane("Prefill", byRole("prefill"), worker),
     decode: lane("Decode", byRole("decode"), worker),
     store: lane("Stores", frame.stores, store),
-    draft: lane("Drafts", [frame], () => ({ kind: "plain", height: HEIGHT.plain, id: "drafts",
-      state: frame.total.drafted_tokens ? "ready" : "none", title: "drafts",
-      note: total.drafted ? `${rate(total.drafted)} tok/s${accepted}` : frame.total.drafted_tokens ? "resting" : "none so far" })),
+    draft: { ...lane("Drafts", [frame, ...frame.drafts], (one, at) => ({ kind: "plain", height: HEIGHT.plain, ...(at ? service(one) : drafts) })),
+      count: frame.drafts.length },
   };
 }
 
@@ -162,7 +164,7 @@ function edges(lanes, { total, workers }, wide) {
     between(own, [one], "fetch", () => of(one, "fetched"), wide ? "up" : "rise");
   }
   if (total.drafted || draft.nodes[0].state === "ready") {
-    between(draft.nodes, handed, "draft", (_, one) => of(one, "drafted"), wide ? "up" : "rise");
+    between(draft.nodes.slice(0, 1), handed, "draft", (_, one) => of(one, "drafted"), wide ? "up" : "rise");
   }
   return found;
 }
