@@ -21,7 +21,7 @@ _LOG = structlog.get_logger("penstock.router")
 
 
 @dataclass(slots=True, eq=False)
-class Drafter:
+class DraftMember:
     """One draft service, from the first message of its stream to the stream's end."""
 
     member: Member
@@ -36,15 +36,15 @@ class Drafters:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._mailboxes: dict[Drafter, Mailbox] = {}
+        self._mailboxes: dict[DraftMember, Mailbox] = {}
 
     @property
-    def mailboxes(self) -> Mapping[Drafter, Mailbox]:
+    def mailboxes(self) -> Mapping[DraftMember, Mailbox]:
         """Those of the joined ones; a live view."""
         return self._mailboxes
 
     @contextmanager
-    def joined(self, hello: router_pb2.Hello) -> Iterator[tuple[Drafter, Mailbox]]:
+    def joined(self, hello: router_pb2.Hello) -> Iterator[tuple[DraftMember, Mailbox]]:
         """One has joined, for the length of the block. An older stream of it ends. Raises InvalidRequest, Forbidden,
         Refused or Overloaded."""
         member = messages.drafter(hello, current_caller())
@@ -55,7 +55,7 @@ class Drafters:
         if len(self._mailboxes) >= MOST_DRAFTERS:
             raise Overloaded(f"{MOST_DRAFTERS} draft services are joined already", retry_after=5.0)
         now = self._clock()
-        drafter, mailbox = Drafter(member, joined_at=now, heard_at=now), Mailbox()
+        drafter, mailbox = DraftMember(member, joined_at=now, heard_at=now), Mailbox()
         self._mailboxes[drafter] = mailbox
         _LOG.info("member joined", member=member.id, role="draft", at=member.address)
         try:
@@ -64,7 +64,7 @@ class Drafters:
             if self._mailboxes.pop(drafter, None) is not None:
                 _LOG.info("member left", member=member.id)
 
-    def loaded(self, drafter: Drafter, load: router_pb2.DraftLoad) -> None:
+    def loaded(self, drafter: DraftMember, load: router_pb2.DraftLoad) -> None:
         """One has so much to do. Raises InvalidRequest."""
         if not (math.isfinite(load.busy_s) and load.busy_s >= 0):
             raise InvalidRequest(f"draft.busy_s = {load.busy_s}: must be finite and not negative", field="draft.busy_s")

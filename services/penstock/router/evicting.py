@@ -8,7 +8,7 @@ import structlog
 
 from penstock.errors import InvalidRequest
 from penstock.kv.bounds import check_keys, check_namespace
-from penstock.router.drafters import Drafter
+from penstock.router.drafters import DraftMember
 from penstock.router.hints import Mailbox
 from penstock.router.messages import role_message
 from penstock.router.orders import MemberOrders
@@ -27,10 +27,10 @@ _LOG = structlog.get_logger("penstock.router")
 class Evictions:
     """All that go on."""
 
-    def __init__(self, seats: Mapping[Seat, Mailbox], drafters: Mapping[Drafter, Mailbox]) -> None:
+    def __init__(self, seats: Mapping[Seat, Mailbox], drafters: Mapping[DraftMember, Mailbox]) -> None:
         """The mailboxes of the joined members."""
         self._seats, self._drafters = seats, drafters
-        self.orders = MemberOrders[Seat | Drafter, router_pb2.Evicted](
+        self.orders = MemberOrders[Seat | DraftMember, router_pb2.Evicted](
             most=_AT_ONCE, busy=f"{_AT_ONCE} evictions go on already"
         )
 
@@ -42,7 +42,7 @@ class Evictions:
         check_keys("roots", request.roots)
         if not request.namespace:
             raise InvalidRequest("namespace is empty: must be that of a tenant, 16 bytes", field="namespace")
-        members = dict[Seat | Drafter, Mailbox]([*self._seats.items(), *self._drafters.items()])
+        members = dict[Seat | DraftMember, Mailbox]([*self._seats.items(), *self._drafters.items()])
 
         def order(number: int) -> tuple[Hashable, router_pb2.JoinResponse]:
             wish = router_pb2.EvictOrder(number=number, namespace=request.namespace, roots=request.roots)
@@ -55,7 +55,7 @@ class Evictions:
                 router_pb2.MemberEvicted(
                     member_id=one.member.id,
                     address=one.member.address,
-                    role=router_pb2.ROLE_DRAFT if isinstance(one, Drafter) else role_message(one.member.role),
+                    role=router_pb2.ROLE_DRAFT if isinstance(one, DraftMember) else role_message(one.member.role),
                     answered=one in answers,
                     tiers=answers[one].tiers if one in answers else (),
                 )
@@ -63,11 +63,11 @@ class Evictions:
             ]
         )
 
-    def heard(self, member: Seat | Drafter, evicted: router_pb2.Evicted) -> None:
+    def heard(self, member: Seat | DraftMember, evicted: router_pb2.Evicted) -> None:
         """A member's answer; one that comes too late is dropped. Raises InvalidRequest."""
         check_count("evicted.tiers", evicted.tiers, _MOST_TIERS)
         self.orders.heard(member, evicted.number, evicted)
 
-    def left(self, member: Seat | Drafter) -> None:
+    def left(self, member: Seat | DraftMember) -> None:
         """A member has gone, and is not waited for."""
         self.orders.left(member)

@@ -20,7 +20,7 @@ from penstock.router.adapting import AdapterOrders
 from penstock.router.balancing import Balancing, balanced
 from penstock.router.config import RouterConfig
 from penstock.router.directing import Director
-from penstock.router.drafters import MOST_DRAFTERS, Drafter, Drafters
+from penstock.router.drafters import MOST_DRAFTERS, Drafters, DraftMember
 from penstock.router.evicting import Evictions
 from penstock.router.greeting import hello
 from penstock.router.hints import Mailbox
@@ -248,7 +248,7 @@ class Router:
                     "after the hello: load, blocks, draining, role, store, evicted, plan_key, adapters or adapter_done"
                 )
 
-    def _take_draft(self, drafter: Drafter, request: router_pb2.JoinRequest) -> None:
+    def _take_draft(self, drafter: DraftMember, request: router_pb2.JoinRequest) -> None:
         match request.WhichOneof("kind"):
             case "draft":
                 self._drafters.loaded(drafter, request.draft)
