@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
 CPP = $(shell find libs services -name '*.cpp' -o -name '*.h')
-EXTRAS := gateway,engine,ca,demo,train,events,plot,redis,dev
+EXTRAS := gateway,engine,pictures,ca,demo,train,events,plot,redis,dev
 
 # Debian's redis-server, for the tests that need one; only root may install it.
 REDIS = { test "$$(id -u)" = 0 && command -v apt-get && { apt-get install -y redis-server || { apt-get update && \

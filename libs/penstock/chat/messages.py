@@ -17,6 +17,16 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
+class PictureLink:
+    """A picture, as a client sends it."""
+
+    url: str
+    """A data: URL."""
+    at: str
+    """Where it stands in the request, for errors."""
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
     """One message; `role` is system, user, assistant or tool."""
 
@@ -27,6 +37,13 @@ class Message:
     """Role tool: the call that this answers."""
     name: str = ""
     reasoning: str = ""
+    parts: tuple[str | PictureLink, ...] = ()
+    """Texts and pictures, of a message that has any; `content` is its texts then."""
+
+    @property
+    def pictures(self) -> tuple[PictureLink, ...]:
+        """In order."""
+        return tuple(part for part in self.parts if isinstance(part, PictureLink))
 
 
 @dataclass(frozen=True, slots=True)

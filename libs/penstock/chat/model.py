@@ -17,11 +17,12 @@ from penstock.chat.formats.families import FORMATS, recognise
 from penstock.chat.formats.format import ToolFormat
 from penstock.chat.formats.parser import AssistantParser
 from penstock.chat.messages import PLAIN, Message, Rendering, Tool
+from penstock.chat.pictures import PictureTokens, picture_tokens
 from penstock.chat.prompt import Marker, PromptEncoder
 from penstock.chat.resuming.rendered import Rendered, furthest
 from penstock.chat.sessions import Continuations
 from penstock.chat.template import ChatTemplate, Renders
-from penstock.checkpoint import CheckpointError, tokenizer_file
+from penstock.checkpoint import CheckpointError, PictureForm, picture_form, tokenizer_file
 from penstock.errors import InvalidRequest
 
 _END = "\ufdd1 "
@@ -62,6 +63,8 @@ class ChatModel:
     """Tokens with which calls begin; none where calls begin with text."""
     continuations: Continuations
     """Finds what a session's next prompt may take over."""
+    pictures: PictureTokens | None
+    """How prompts show pictures; None: they don't."""
     _foreign: Marker
     _own: Marker
 
@@ -111,8 +114,9 @@ class ChatModel:
         variables: Mapping[str, Any],
     ) -> str:
         """The text up to where an answer continues the last message."""
-        if messages[-1].calls:
-            what = "messages: the last one has calls, which an answer cannot continue"
+        if messages[-1].calls or messages[-1].parts:
+            has = "calls" if messages[-1].calls else "pictures"
+            what = f"messages: the last one has {has}, which an answer cannot continue"
             raise InvalidRequest(what, field="messages")
         shown = [self._template_message(message) for message in messages]
         shown[-1]["content"] += _END
@@ -150,7 +154,13 @@ class ChatModel:
     def _template_message(self, message: Message) -> dict[str, Any]:
         # An assistant's text may hold a marker that the parser took for content; it must come back as it was.
         marker = self._own if message.role == "assistant" else self._foreign
-        shown: dict[str, Any] = {"role": message.role, "content": marker.mark(message.content)}
+        content: str | list[dict[str, str]] = marker.mark(message.content)
+        if message.parts:
+            content = [
+                {"type": "text", "text": marker.mark(part)} if isinstance(part, str) else {"type": "image"}
+                for part in message.parts
+            ]
+        shown: dict[str, Any] = {"role": message.role, "content": content}
         if message.name:
             shown["name"] = marker.mark(message.name)
         if message.call_id:
@@ -222,6 +232,7 @@ def load_chat_model(directory: Path, tool_format: str = "") -> ChatModel:
             [text for token, text in encoder.cut_texts.items() if token in eos_ids],
             lambda ids: tokenizer.decode(ids, skip_special_tokens=False),
         ),
+        pictures=picture_tokens(_picture_form(directory), {what.content: id for id, what in added.items()}),
         _foreign=Marker(control.union(family.markers)),
         _own=Marker(special),
     )
@@ -231,6 +242,13 @@ def tokenizer_path(directory: Path) -> Path:
     """The tokenizer of a model directory, see tokenizer_file. Raises ChatModelError."""
     try:
         return tokenizer_file(directory)
+    except CheckpointError as error:
+        raise ChatModelError(error.file, error.reason) from None
+
+
+def _picture_form(directory: Path) -> PictureForm | None:
+    try:
+        return picture_form(directory, _read_object(directory / "config.json"))
     except CheckpointError as error:
         raise ChatModelError(error.file, error.reason) from None
 

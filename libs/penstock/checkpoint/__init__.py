@@ -14,6 +14,7 @@ from penstock.checkpoint.families import SUPPORTED
 from penstock.checkpoint.fingerprint import fingerprint, tokenizer_fingerprint
 from penstock.checkpoint.model_config import ModelConfig
 from penstock.checkpoint.naming import LayerNames, layer_names
+from penstock.checkpoint.pictures import PictureForm, PicturePart, picture_form
 from penstock.checkpoint.remembered import remembered_fingerprint
 from penstock.checkpoint.rope import Rope
 from penstock.checkpoint.split import TensorCut, check_expert_groups, check_split, part_of
@@ -35,6 +36,8 @@ __all__ = [
     "Latent",
     "LayerNames",
     "ModelConfig",
+    "PictureForm",
+    "PicturePart",
     "Rank",
     "RankPart",
     "Rope",
@@ -50,6 +53,7 @@ __all__ = [
     "inspect_head",
     "layer_names",
     "part_of",
+    "picture_form",
     "remembered_fingerprint",
     "tokenizer_file",
     "tokenizer_fingerprint",

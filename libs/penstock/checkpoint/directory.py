@@ -10,6 +10,7 @@ from penstock.checkpoint.errors import CheckpointError
 from penstock.checkpoint.families import FAMILIES
 from penstock.checkpoint.files import Json, read_object, read_object_if_there
 from penstock.checkpoint.model_config import ModelConfig, parse_config, text_values
+from penstock.checkpoint.pictures import PicturePart, picture_part
 from penstock.checkpoint.quantised import Quantisation, folded, parse_quantisation
 from penstock.checkpoint.tensors import (
     DTYPE_BYTES,
@@ -72,6 +73,10 @@ class Checkpoint:
     quantisation: Quantisation | None = None
     part: RankPart | None = None
     """None: the whole model."""
+    pictures: PicturePart | None = None
+    """None: it is served without pictures."""
+    no_pictures: str = ""
+    """Why."""
 
     @property
     def dtype(self) -> str:
@@ -129,7 +134,9 @@ def inspect(path: str | Path, context: int | None = None) -> Checkpoint:
     quantisation = parse_quantisation(config_file, values)
     files = weight_files(directory)
     tensors = declared_tensors(files, {**DTYPE_BYTES, **QUANTISED_BYTES} if quantisation else DTYPE_BYTES)
+    pictures: PicturePart | str = "this is a model of texts"
     if FAMILIES[config.architecture].text_part:
+        pictures = picture_part(config_file, values, tensors, config.hidden_size)
         tensors = text_tensors(tensors)
     if quantisation is not None:
         tensors = folded(tensors, quantisation)
@@ -151,6 +158,8 @@ def inspect(path: str | Path, context: int | None = None) -> Checkpoint:
         eos_token_ids=eos or _token_ids(config_file, values, "eos_token_id", config.vocab_size),
         bos_token_id=min(bos, default=None),
         quantisation=quantisation,
+        pictures=None if isinstance(pictures, str) else pictures,
+        no_pictures=pictures if isinstance(pictures, str) else "",
     )
 
 

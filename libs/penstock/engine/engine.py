@@ -22,7 +22,7 @@ from penstock.engine.checks import check_request, settled
 from penstock.engine.config import EngineConfig, named_directories
 from penstock.engine.delivery.outlet import Outlet
 from penstock.engine.delivery.sinks import SinkFeed, SinkPages
-from penstock.engine.errors import EngineBusy, EngineClosed, EngineError, NotFinite
+from penstock.engine.errors import EngineBusy, EngineClosed, EngineError, NotFinite, RequestRefused
 from penstock.engine.flight import Flight
 from penstock.engine.forward.accepting import credited
 from penstock.engine.forward.halving import answers_of
@@ -50,6 +50,7 @@ from penstock.engine.speculation.heading import Heading
 from penstock.engine.speculation.looking import open_lookup
 from penstock.engine.speculation.lookup.lookup import Lookup
 from penstock.engine.stats import Counters, EngineStats, collect
+from penstock.engine.step.pictures import PictureRows
 from penstock.engine.step.run import Run
 from penstock.kv.bytes.arena import Arena
 from penstock.kv.identity import Chain
@@ -201,6 +202,17 @@ class Engine:
     def check(self, request: Request) -> None:
         """Raises what `generate` would raise for a request that can never run here: RequestRefused."""
         check_request(request, self.checkpoint.config.vocab_size, self.max_model_len)
+        self._pictures(request)
+
+    def _pictures(self, request: Request) -> PictureRows | None:
+        """The rows of a request's pictures. Raises RequestRefused."""
+        part, split = self.checkpoint.pictures, max(self.config.tp, self.config.pp) > 1
+        if not request.pictures:
+            return None
+        if part is None or split:
+            reason = "they need tp 1 and pp 1" if part is not None else self.checkpoint.no_pictures
+            raise RequestRefused("pictures", f"pictures can't be shown to this model here: {reason}")
+        return PictureRows(request.pictures, request.prompt, part.form, request.owner)
 
     async def generate(
         self,
@@ -303,7 +315,10 @@ class Engine:
         self._tickets += 1
         assert chain is None or chain.block_size == self.config.block_size, "a block fills a page"
         eos = self.checkpoint.eos_token_ids
-        live = new_live(request, self._tickets, eos, rules, chain, now=time.monotonic(), adapter=adapter)
+        pictures = self._pictures(request)
+        live = new_live(
+            request, self._tickets, eos, rules, chain, now=time.monotonic(), adapter=adapter, pictures=pictures
+        )
         feed = None if sink is None else SinkFeed(live, sink, self._sink_pages, self._counters)
         self._outlets[live.id] = outlet = Outlet(live, feed, self._speculation.begin(live))
         if source is None:

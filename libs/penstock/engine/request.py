@@ -8,6 +8,7 @@ from typing import Literal
 
 import msgspec
 
+from penstock.pictures.picture import ShownPicture
 from penstock.runtime.drafts import DraftAccount
 
 FinishReason = Literal["stop", "length"]
@@ -85,6 +86,8 @@ class Request:
     """Seconds by which it is later in line than it came, or earlier. Lower is earlier."""
     yields: bool = False
     """It gets only what requests that do not yield leave of each step, and gives way to them at once."""
+    pictures: tuple[ShownPicture, ...] = ()
+    """In the prompt, in order."""
     resumed: bool = False
     """It was being generated when something failed. It comes before prompts of all owners, as its next token would
     have."""

@@ -35,6 +35,7 @@ METHODS: Mapping[str, frozenset[MemberRole]] = {
     "/penstock.v1.Router/ChangeAdapter": _only("operator"),
     "/penstock.v1.Prefill/Prefill": _only("gateway"),
     "/penstock.v1.Prefill/Handoff": _only("worker"),
+    "/penstock.v1.Pictures/Hold": _only("gateway"),
     "/penstock.v1.Decode/Generate": _only("gateway"),
     "/penstock.v1.Decode/Listen": _only("gateway"),
     "/penstock.v1.Draft/Propose": _only("worker"),

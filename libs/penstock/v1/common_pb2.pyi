@@ -224,6 +224,7 @@ class Request(_message.Message):
     SEAL_KEY_FIELD_NUMBER: _builtins.int
     ADAPTER_FIELD_NUMBER: _builtins.int
     RESUMED_FIELD_NUMBER: _builtins.int
+    PICTURES_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """unique per choice; appears in every log line and span"""
     cache_root: _builtins.bytes
@@ -260,6 +261,10 @@ class Request(_message.Message):
     def sources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """stores of other hosts that hold what the receiver's store may lack; from the router"""
 
+    @_builtins.property
+    def pictures(self) -> _containers.RepeatedCompositeFieldContainer[Global___PicturePlace]:
+        """in the prompt, in order; the receiver holds them for its namespace"""
+
     def __init__(
         self,
         *,
@@ -277,14 +282,45 @@ class Request(_message.Message):
         seal_key: _builtins.bytes = ...,
         adapter: _builtins.str = ...,
         resumed: _builtins.bool = ...,
+        pictures: _abc.Iterable[Global___PicturePlace] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "cache_root", b"cache_root", "namespace", b"namespace", "output_ids", b"output_ids", "priority", b"priority", "prompt_ids", b"prompt_ids", "request_id", b"request_id", "resumed", b"resumed", "retain", b"retain", "sampling", b"sampling", "seal_key", b"seal_key", "session", b"session", "sources", b"sources", "yields", b"yields"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "cache_root", b"cache_root", "namespace", b"namespace", "output_ids", b"output_ids", "pictures", b"pictures", "priority", b"priority", "prompt_ids", b"prompt_ids", "request_id", b"request_id", "resumed", b"resumed", "retain", b"retain", "sampling", b"sampling", "seal_key", b"seal_key", "session", b"session", "sources", b"sources", "yields", b"yields"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Request: _TypeAlias = Request  # noqa: Y015
+
+@_typing.final
+class PicturePlace(_message.Message):
+    """A picture in a prompt. The model's tokens for embeddings, inside of it, stand for them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIGEST_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    digest: _builtins.bytes
+    """as in PictureName"""
+    first: _builtins.int
+    """position of its first token"""
+    count: _builtins.int
+    """of its tokens"""
+    def __init__(
+        self,
+        *,
+        digest: _builtins.bytes = ...,
+        first: _builtins.int = ...,
+        count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "digest", b"digest", "first", b"first"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PicturePlace: _TypeAlias = PicturePlace  # noqa: Y015
 
 @_typing.final
 class Capability(_message.Message):

@@ -19,6 +19,7 @@ from penstock.runtime.config import (
     ConfigError,
     OptionalAddress,
     OptionalPortAddress,
+    Size,
     address_lists,
     addresses,
     at_least,
@@ -74,6 +75,8 @@ class WorkerConfig:
     fetch_wait_s: float = 0.03
     """Least seconds for which blocks are waited for that the store has to bring from its disk or another host, however
     soon they could be computed."""
+    picture_bytes: Size = 256 << 20
+    """Memory for pixels of the pictures that requests show, such as 256MiB; those of a picture in 17 tiles are 6 MB."""
     drain_s: float = 5.0
     """Seconds that running requests get to end when the worker stops; the router sends nothing new meanwhile."""
     step_limit_s: float = 30.0

@@ -10,10 +10,13 @@ from penstock.kv.bounds import check_namespace
 from penstock.kv.client.origin import Origin
 from penstock.kv.identity import KEY_BYTES
 from penstock.kv.sealing import SEAL_KEY_BYTES
+from penstock.pictures.picture import ShownPicture
+from penstock.pictures.reading import MOST_PICTURES
 from penstock.rpc.bounds import bad, check_count, check_id, check_length, check_name, check_session
 from penstock.runtime.drafts import DraftAccount, proposer_name, proposer_number
 from penstock.v1 import common_pb2
 from penstock.worker.order import Mark, Order
+from penstock.worker.pictures import HeldPictures
 from penstock.worker.retaining import Kept
 from penstock.worker.sampling import sampling_from_message
 
@@ -28,8 +31,9 @@ _MAX_SOURCES = 64
 _MAX_PRIORITY = 1000
 
 
-def order_from_message(message: common_pb2.Request, max_tokens: int | None = None) -> Order:
-    """An order from the wire; `max_tokens` replaces the message's. Raises InvalidRequest that names the field."""
+def order_from_message(message: common_pb2.Request, pictures: HeldPictures, max_tokens: int | None = None) -> Order:
+    """An order from the wire, whose pictures are among `pictures`; `max_tokens` replaces the message's. Raises
+    InvalidRequest that names the field, and Unavailable for a picture that is not there."""
     check_id("request_id", message.request_id)
     check_length("cache_root", message.cache_root, KEY_BYTES)
     check_session("session", message.session)
@@ -51,9 +55,17 @@ def order_from_message(message: common_pb2.Request, max_tokens: int | None = Non
         priority=_priority(message.priority),
         yields=message.yields,
         resumed=message.resumed,
+        pictures=_pictures(message, pictures),
     )
     origin = Origin(message.session, message.namespace, tuple(message.sources), message.seal_key)
     return Order(request=request, cache_root=message.cache_root, origin=origin, marks=_marks(message))
+
+
+def _pictures(message: common_pb2.Request, held: HeldPictures) -> tuple[ShownPicture, ...]:
+    check_count("pictures", message.pictures, MOST_PICTURES)
+    return tuple(
+        ShownPicture(held.find(message.namespace, one.digest), one.first, one.count) for one in message.pictures
+    )
 
 
 def _priority(value: int) -> int:

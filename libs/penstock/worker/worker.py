@@ -25,6 +25,7 @@ from penstock.kv.pace import Pace
 from penstock.kv.recent import RecentKeys
 from penstock.kv.sealing import sealed
 from penstock.kv.spec import KvSpec
+from penstock.pictures.picture import spans
 from penstock.rpc.capability import PlanKeys, plan_terms
 from penstock.rpc.channels import Channels
 from penstock.runtime.metrics import WorkerMetrics
@@ -34,6 +35,7 @@ from penstock.worker.claiming import PromptClaim
 from penstock.worker.config import WorkerConfig
 from penstock.worker.fetching import Fetcher, StoredPrefix
 from penstock.worker.order import Order
+from penstock.worker.pictures import HeldPictures
 from penstock.worker.progress import IdleWatch
 from penstock.worker.publishing import BlockPublisher, BlockSink
 from penstock.worker.rates import FetchRates
@@ -101,6 +103,8 @@ class Worker:
         self.plan_keys = PlanKeys()
         """Of its routers: with any, it does what they have planned and nothing else."""
         self.adapted_roots = AdaptedRoots()
+        self.pictures = HeldPictures(config.picture_bytes)
+        """Those that gateways show it."""
         self._idle = IdleWatch()
 
     def stats(self) -> EngineStats:
@@ -120,7 +124,9 @@ class Worker:
         tokens, size = order.tokens, self.engine.spec.block_size
         if order.request.adapter:
             self.adapted_roots.used(order.cache_root, order.origin.namespace)
-        chain = Chain(order.cache_root, size, tokens, self._keys.of(order.cache_root, tokens))
+        shown = spans(order.request.pictures)  # what is known of tokens alone says nothing of them
+        known = () if shown else self._keys.of(order.cache_root, tokens)
+        chain = Chain(order.cache_root, size, tokens, known, pictures=shown)
         fetcher = Fetcher(
             store=self.store,
             metrics=self.metrics,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import struct
 import subprocess
 import sys
 from dataclasses import fields, replace
@@ -11,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from penstock.kv import identity
-from penstock.kv.identity import Chain, block_keys, extend_keys, namespace, packed, root_key
+from penstock.kv.identity import Chain, PictureSpan, block_keys, extend_keys, namespace, packed, root_key
 from penstock.kv.spec import KvSpec
 
 SPEC = KvSpec(
@@ -107,3 +109,41 @@ def test_tokens_are_packed_alike_on_machines_of_the_other_byte_order(monkeypatch
     assert packed([1]) == b"\1\0\0\0"
     monkeypatch.setattr(sys, "byteorder", "big")
     assert packed([1]) == b"\0\0\0\1", "swapped: there, it would be turned into the order above"
+
+
+CAT, DOG = bytes(range(32)), bytes(range(1, 33))
+
+
+def test_a_block_that_a_picture_touches_names_it() -> None:
+    plain, seen = block_keys(ROOT, range(16), 4), extend_keys(ROOT, [], range(16), 4, [PictureSpan(6, 9, CAT)])
+    assert plain[0] == seen[0], "what comes before it is that of any other"
+    by_hand, tokens = [ROOT], [packed(range(at, at + 4)) for at in range(0, 16, 4)]
+    for block, shown in enumerate((b"", CAT + struct.pack("<i", 2), CAT + struct.pack("<i", -2), b"")):
+        by_hand.append(hashlib.sha256(by_hand[-1] + tokens[block] + shown).digest())
+    assert seen == by_hand[1:]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        [PictureSpan(6, 9, DOG)],
+        [PictureSpan(5, 9, CAT)],
+        [PictureSpan(6, 8, CAT), PictureSpan(8, 9, DOG)],
+        [PictureSpan(6, 9, CAT), PictureSpan(9, 10, DOG)],
+        [],
+    ],
+)
+def test_other_pictures_have_other_keys(other: list[PictureSpan]) -> None:
+    seen = extend_keys(ROOT, [], range(16), 4, [PictureSpan(6, 9, CAT)])
+    assert seen[2:] != extend_keys(ROOT, [], range(16), 4, other)[2:]
+
+
+def test_a_chain_with_pictures_grows_as_it_is_made_at_once() -> None:
+    pictures = [PictureSpan(1, 6, CAT), PictureSpan(6, 7, DOG), PictureSpan(13, 19, CAT)]
+    chain = Chain(ROOT, 4, pictures=pictures)
+    for end in range(25):
+        chain.cover(range(end))
+        assert chain.keys == extend_keys(ROOT, chain.keys[: end // 8], range(end), 4, pictures)
+    assert [chain.touches_pictures(at, at + 1) for at in (0, 1, 6, 7, 12, 13, 18, 19)] == [
+        False, True, True, False, False, True, True, False,
+    ]  # fmt: skip

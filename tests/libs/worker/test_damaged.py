@@ -80,7 +80,7 @@ async def run(config: EngineConfig, prompt: tuple[int, ...], store: Store) -> tu
         ) as publisher,
     ):
         worker: Any = Worker(
-            SimpleNamespace(claim_s=0.03, fetch_wait_s=0.0, seal=False),  # type: ignore[arg-type]
+            SimpleNamespace(claim_s=0.03, fetch_wait_s=0.0, seal=False, picture_bytes=0),  # type: ignore[arg-type]
             engine,
             store=store,  # type: ignore[arg-type]
             publisher=publisher,

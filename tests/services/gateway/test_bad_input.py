@@ -82,7 +82,15 @@ def message(**fields) -> dict:
         (message(role="user"), "messages[0].content"),
         (message(role="user", content=7), "messages[0].content"),
         (message(role="user", content=[{"type": "text"}]), "messages[0].content[0].text"),
-        (message(role="user", content=[{"type": "image_url", "image_url": {}}]), "messages[0].content[0].image_url"),
+        (
+            message(role="user", content=[{"type": "image_url", "image_url": {}}]),
+            "messages[0].content[0].image_url.url",
+        ),
+        (message(role="user", content=[{"type": "image_url"}]), "messages[0].content[0].image_url"),
+        (
+            message(role="user", content=[{"type": "image_url", "image_url": {"url": "data:,x"}}]),
+            "messages[0].content[0].image_url.url",
+        ),
         (message(role="user", content=[{"type": "video"}]), "messages[0].content[0].type"),
         (message(role="tool", content="x"), "messages[0].tool_call_id"),
         (message(role="assistant"), "messages[0].content"),

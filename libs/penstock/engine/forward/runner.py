@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from penstock.checkpoint import EMBEDDING, AdapterCheckpoint, Checkpoint, CheckpointError, ModelConfig
+from penstock.checkpoint import EMBEDDING, AdapterCheckpoint, Checkpoint, CheckpointError
 from penstock.engine.adapters.loading import load_adapter
 from penstock.engine.checks import settled
 from penstock.engine.config import EngineConfig
@@ -35,6 +35,8 @@ from penstock.engine.layers.weights import Weights
 from penstock.engine.models.decoder import Decoder
 from penstock.engine.models.loading import load_weights
 from penstock.engine.models.packed import SMALL_BYTES, PackedWeights, packed_weights
+from penstock.engine.pictures.shown import ShownTiles
+from penstock.engine.pictures.tower import PictureTower
 from penstock.engine.ranks.lead import Compute, Passed
 from penstock.engine.ranks.place import RankStep
 from penstock.engine.sampling.choice import Choice, Chosen
@@ -155,6 +157,8 @@ class Runner:
         self._device: StepsOnDevice | None = None
         self._masking = Masking(self._vocab_size)
         self._taps: tuple[int, ...] = ()
+        self.shown: ShownTiles | None = None
+        """The pictures of steps; None: it computes texts."""
         if config.device == "cpu":
             self._load(checkpoint, config)
         else:
@@ -176,7 +180,7 @@ class Runner:
             self.memory = PageMemory(model, config.pages, config.block_size, kept, _CPU, shared=config.shared_pages)
         else:
             self.memory = among.memory
-        self._build(model, config, weights, compute)
+        self._build(checkpoint, config, weights, compute)
         if machine is None or not CompiledDecoder.fits(model):
             return
         if among is None:
@@ -210,7 +214,7 @@ class Runner:
             weights = load_weights(checkpoint, kept, place, keep=keep, source=upload.take)
         if config.kernels and model.experts is not None:
             cuda.group_experts(weights, model.activation, place)
-        self._build(model, config, weights, kept)
+        self._build(checkpoint, config, weights, kept)
         if config.kernels:
             self._device = cuda.steps_for(
                 self.decoder,
@@ -221,13 +225,16 @@ class Runner:
                 max_positions=config.context(model.max_positions),
             )
 
-    def _build(self, model: ModelConfig, config: EngineConfig, weights: Weights, compute: torch.dtype) -> None:
+    def _build(self, checkpoint: Checkpoint, config: EngineConfig, weights: Weights, compute: torch.dtype) -> None:
         """`compute` is the type of activations."""
+        model, pictures = checkpoint.config, checkpoint.pictures
         self._adapter_dtype = _WEIGHTS[config.dtype]
         self._expert_rows = weights.expert_rows
         place = self.memory.data.device
         self._compute, self._place = compute, place
         self.decoder = Decoder(model, weights, config.context(model.max_positions), compute)
+        if pictures is not None and self.ranks is None:
+            self.shown = ShownTiles(PictureTower(pictures, compute, place))
         draws = native_draws() if config.kernels and place.type == "cpu" else None
         self.sampler = Sampler(self._vocab_size, place, draws)
         among = self.ranks
@@ -331,7 +338,7 @@ class Runner:
         if self._first is not None:
             return self._first.logits(self._first.launch(order, self._takes, self._computed))
         compiled = self._compiled is not None and self._takes(order)
-        if self._device is not None:
+        if self._device is not None and not self._shows(order):
             return self._device.logits(order, features)
         return self.compute(order, compiled, features)
 
@@ -355,7 +362,10 @@ class Runner:
     ) -> Tensor:
         if compiled and self._compiled is not None:
             return self._compiled.forward(order, features, states)
-        return self.decoder.forward(self._builder.build(order), self._kv, features, states)
+        batch = self._builder.build(order)
+        if self.shown is not None:
+            batch.shown = self.shown.rows(order)
+        return self.decoder.forward(batch, self._kv, features, states)
 
     def _features(self, order: Sequence[Run]) -> Features | None:
         """Room for what the runs ask for; None when none does."""
@@ -366,7 +376,13 @@ class Runner:
         return Features(self._taps, rows, torch.empty(len(rows), width, dtype=self._compute, device=self._place))
 
     def _takes(self, runs: Sequence[Rows]) -> bool:
-        return self._compiled is not None and self._compiled.takes(sum(run.tokens for run in runs))
+        if self._compiled is None or self._shows(runs):
+            return False
+        return self._compiled.takes(sum(run.tokens for run in runs))
+
+    def _shows(self, runs: Sequence[Rows]) -> bool:
+        """Whether some rows are of pictures."""
+        return self.shown is not None and self.shown.takes(runs)
 
     def _prepare(self, run: Run) -> None:
         """Copies what the run takes from another's page. Zeroes the last page of a run that begins that page and does

@@ -80,6 +80,9 @@ class Decoder:
         """float32 [S, vocab]; fills `features`. Of some of the model's layers: `states` [N, hidden] are what those
         before have made, None for the first; without the last it returns what these have made of all rows."""
         x = (self._weights.embedding.rows(batch.ids) if states is None else states).to(self._dtype)
+        if batch.shown is not None:
+            rows, embeddings = batch.shown
+            x = x.index_copy(0, rows, embeddings.to(self._dtype))
         turns = [_rows(table, batch.positions) for table in self._tables]
         layers: Sequence[LayerWeights] = self._weights.layers
         if batch.adapters:

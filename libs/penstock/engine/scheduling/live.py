@@ -14,6 +14,7 @@ from penstock.engine.step.run import Run
 
 if TYPE_CHECKING:
     from penstock.engine.layers.adapters import AdapterWeights
+    from penstock.engine.step.pictures import PictureRows
     from penstock.grammar.guide import Guide
     from penstock.kv.identity import Chain
 
@@ -165,15 +166,16 @@ def new_live(
     *,
     now: float = 0.0,
     adapter: AdapterWeights | None = None,
+    pictures: PictureRows | None = None,
 ) -> Live:
     """A sequence at the start of its life, `now`; `eos` are the model's end tokens, `chain` names its blocks, `adapter`
-    is that of the request."""
+    and `pictures` are those of the request."""
     sampling, tokens, guide = request.sampling, [*request.prompt, *request.output], rules.guide
     stops = sampling.stop_token_ids | (frozenset() if sampling.ignore_eos else eos) if guide is None else guide.ends
     pages: list[int] = []
     owner = f"{request.id}#{ticket}"
     choice = Choice(sampling, stops, tokens, len(request.prompt), guide=guide, words=rules.words)
-    run = Run(choice, 0, 0, pages, (owner, 0), chain is not None, adapter=adapter)
+    run = Run(choice, 0, 0, pages, (owner, 0), chain is not None, adapter=adapter, pictures=pictures)
     return Live(
         request=request,
         id=request.id,

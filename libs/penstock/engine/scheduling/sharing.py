@@ -32,9 +32,9 @@ class Sharing:
             page, first = live.pages[block], block * self._size
             parent = chain.parent(block)
             there = self._pool.name(page, chain.keys[block], parent, first, namespace=chain.root)
-            if there == page:
+            if there == page and not chain.touches_pictures(first, first + self._size):
                 self._pool.rows(page, parent, packed(live.tokens[first : first + self._size]))
-            else:
+            if there != page:
                 self._replace(live, block, [there])
                 changed = True
         live.named = whole
@@ -76,7 +76,9 @@ class Sharing:
         """Lets others copy what the sequence's last page holds of a block that is not full, when the blocks before have
         their keys. Its KV is computed, or loaded and intact, and finite."""
         first = live.named * self._size
-        if live.chain is not None and first < live.computed < first + self._size:
+        if live.chain is None or live.chain.touches_pictures(first, live.computed):
+            return
+        if first < live.computed < first + self._size:
             rows = packed(live.tokens[first : live.computed])
             self._pool.rows(live.pages[live.named], live.chain.parent(live.named), rows)
 
@@ -99,6 +101,8 @@ class Sharing:
         if live.chain is None or inside or block > len(live.chain.keys):
             return 0, 0
         most = min(self._size, live.remaining) - 1
+        if live.chain.touches_pictures(live.computed, live.computed + most):
+            return 0, 0
         wanted = live.tokens[live.computed : live.computed + most]
         page, rows = self._pool.longest(live.chain.parent(block), packed(wanted))
         return (page, rows) if rows >= self._least else (0, 0)

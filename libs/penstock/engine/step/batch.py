@@ -125,6 +125,8 @@ class Batch:
     """The leading ones among the sampled rows, which the last layer computes; as `leading`."""
     adapters: Sequence[AdaptedRows] = ()
     """Those that some rows have."""
+    shown: tuple[Tensor, Tensor] | None = None
+    """([M] row numbers, [M, hidden]): what stands there in place of the tokens' embeddings."""
 
 
 class BatchBuilder:

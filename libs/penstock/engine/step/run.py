@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from penstock.engine.errors import EngineError
     from penstock.engine.layers.adapters import AdapterWeights
+    from penstock.engine.step.pictures import PictureRows
 
 
 @dataclass(slots=True)
@@ -35,6 +36,8 @@ class Run:
     """Whether the step is to give its features."""
     adapter: AdapterWeights | None = None
     """What is added to the model for its rows."""
+    pictures: PictureRows | None = None
+    """What takes the place of tokens' embeddings."""
     tokens: int = field(init=False)
     """Number of tokens, drafts included; each is one row of the step."""
     end: int = field(init=False)

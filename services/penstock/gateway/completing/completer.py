@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from itertools import chain
 from math import inf
 
 import msgspec
@@ -34,7 +35,15 @@ from penstock.gateway.completing.fingerprint import system_fingerprint
 from penstock.gateway.completing.flow import Flow, Grown
 from penstock.gateway.completing.heard import Heard
 from penstock.gateway.completing.past import PastRequests
-from penstock.gateway.completing.prompts import Naming, Prepared, opening, prepare, weight, with_output
+from penstock.gateway.completing.prompts import (
+    Naming,
+    Prepared,
+    has_pictures,
+    opening,
+    prepare,
+    weight,
+    with_output,
+)
 from penstock.gateway.completing.repeating import place_of, request_parts, secret_of
 from penstock.gateway.completing.stored_answers import AnswerStore
 from penstock.gateway.completing.threads import Threads
@@ -56,6 +65,8 @@ from penstock.kv.sealing import is_sealed
 from penstock.runtime.metrics import GatewayMetrics
 from penstock.runtime.tasks import beside
 
+_PICTURES_S = 20.0
+"""Seconds that decoding a request's pictures may take, those that wait for their turn included."""
 _LAST_WORDS_S = 5.0
 """Seconds after the deadline to report it to a slow reader; then the gateway gives up the connection."""
 
@@ -185,7 +196,8 @@ class Completer:
         self._add_choices(completion, prompts, naming, grammars)
         if caller.repeat is not None:
             ids = [prompt.ids for prompt in prompts]
-            parts = request_parts(completion.seed, completion.fingerprint, ask, ids, grammars)
+            seen = [one.picture.digest for prompt in prompts for one in prompt.pictures]
+            parts = chain(request_parts(completion.seed, completion.fingerprint, ask, ids, grammars), seen)
             secret = secret_of(caller.repeat, parts)
             completion.place = place_of(caller.repeat, secret, len(completion.choices))
             if self._answers is not None and ask.sampling.tokens_alone:
@@ -232,7 +244,9 @@ class Completer:
         key = f"{self.name}/{caller.session or opening(prompt)}"  # other models have other tokens
         branches = () if caller.yields else self.sessions.branches(caller.tenant, key)
         work = partial(prepare, self._model, prompt, naming, branches)
-        if isinstance(prompt, Conversation):
+        if has_pictures(prompt):
+            prepared = await self._decoded(work, size, caller)
+        elif isinstance(prompt, Conversation):
             prepared = await self._threads.render(work, size, caller.tenant)
         else:
             prepared = await self._threads.run(work, size)
@@ -243,6 +257,14 @@ class Completer:
             self._metrics.diverged.inc(use.divergence is not None)
             self.sessions.put(caller.tenant, key, use.branch, replaces=use.replaces())
         return replace(prepared, session_key=key)
+
+    async def _decoded(self, work: Callable[[], Prepared], size: int, caller: Caller) -> Prepared:
+        """A prompt with pictures, unless decoding these takes too long."""
+        try:
+            async with asyncio.timeout(min(_PICTURES_S, self._left(caller))):
+                return await self._threads.render(work, size, caller.tenant)
+        except TimeoutError:
+            raise DeadlineExceeded("the pictures took too long to decode", code="timeout") from None
 
     async def _grammar(self, ask: Ask, prompt: Prepared, caller: Caller, size: int) -> str:
         """The grammar of the answers to a prompt; empty: any text."""
@@ -292,6 +314,7 @@ class Completer:
             namespace=self._auth.namespace(caller.tenant)[:NAMESPACE_BYTES],
             session=caller.session,
             prompt_ids=prepared.ids,
+            pictures=prepared.pictures,
             root=naming.root,
             keys=prepared.keys,
             seal_key=self._auth.seal_key(caller.tenant) if naming.sealed else b"",

@@ -19,6 +19,9 @@ from penstock.gateway.request.ask import Conversation, Keep, Prompt, check_token
 from penstock.gateway.request.calling import Calling
 from penstock.gateway.request.work import ChoiceRequest, KeepWish
 from penstock.kv.identity import block_keys, extend_keys
+from penstock.pictures.picture import ShownPicture, spans
+from penstock.pictures.reading import MOST_PICTURES, read_picture
+from penstock.pictures.tiles import tiled
 
 MOST_TOKENS = 1 << 21
 """Tokens that are read at most of a prompt of which only the end is kept, or is counted; far beyond any context."""
@@ -46,6 +49,8 @@ class Prepared:
     """Old messages that were left out, since the client asked for that."""
     dropped_tokens: int = 0
     """Tokens at the beginning that were left out, since the client asked for that."""
+    pictures: Sequence[ShownPicture] = ()
+    """In order."""
     session_key: str = ""
     """Under which the session is remembered: the client's own, or the conversation's opening."""
 
@@ -111,8 +116,9 @@ def weight(prompt: Prompt) -> int:
 
 
 def _texts(prompt: Conversation) -> Iterator[int]:
-    """The weight of each part that a template may read."""
+    """The weight of each part that a template may read, or that is decoded."""
     for message in prompt.messages:
+        yield from (THREAD_FROM for _ in message.pictures)
         yield 64 + len(message.content) + len(message.reasoning) + len(message.name) + len(message.call_id)
         for call in message.calls:
             yield 64 + len(call.arguments) + len(call.name) + len(call.id)
@@ -215,9 +221,41 @@ def _bounded(context: int, field: str) -> Iterator[None]:
         raise
 
 
+def has_pictures(prompt: Prompt) -> bool:
+    """Whether a prompt shows any."""
+    return isinstance(prompt, Conversation) and any(message.parts for message in prompt.messages)
+
+
+def _showing(model: ChatModel, prompt: Conversation, naming: Naming) -> Prepared:
+    """A conversation with pictures. Of its session nothing is taken over: its tokens are those of its text."""
+    links = [link for message in prompt.messages for link in message.pictures]
+    if model.pictures is None:
+        raise InvalidRequest(f"{links[0].at}: this model sees no pictures", field=links[0].at)
+    if len(links) > MOST_PICTURES:
+        what = f"{links[MOST_PICTURES].at}: a request may have {MOST_PICTURES} pictures"
+        raise InvalidRequest(what, field=links[MOST_PICTURES].at)
+    for given, field in ((prompt.keeps, "cache_control"), (naming.last, "truncate_prompt_tokens")):
+        if given:
+            what = f"{field}: is not possible together with pictures"
+            raise InvalidRequest(what, field=field, code="unsupported_parameter")
+    text = model.rendered(prompt.messages, prompt.tools, prompt.rendering).text
+    check_length(model.encoder.at_least(text), naming.context, prompt.field)
+    with _bounded(naming.context, prompt.field):
+        encoded = model.encoder.encode(text, most=naming.context - 1)
+    # Decoded last, and one after the other: what is refused has cost little.
+    pictures = [tiled(read_picture(link.url, link.at), model.pictures.form) for link in links]
+    ids, shown = model.pictures.placed(encoded.ids, pictures, prompt.field)
+    check_length(len(ids), naming.context, prompt.field)
+    keys = extend_keys(naming.root, (), ids, naming.block_size, spans(shown))
+    thinking = model.thinking(text)
+    return Prepared(ids, keys, rendered=text, thinking=thinking, calling=prompt.calling, pictures=shown)
+
+
 def _conversation(model: ChatModel, prompt: Conversation, naming: Naming, branches: Sequence[Branch]) -> Prepared:
     if prompt.calling is not None and prompt.calling.required and not model.family.heads:
         raise InvalidRequest("tool_choice: this model's chat template has no tool calls", field="tool_choice")
+    if has_pictures(prompt):
+        return _showing(model, prompt, naming)
     known = [branch.rendered for branch in branches]
     rendered = model.rendered(prompt.messages, prompt.tools, prompt.rendering, known)
     text = rendered.text
@@ -276,5 +314,5 @@ def with_output(block_size: int, request: ChoiceRequest, output: Sequence[int]) 
     """A request with the keys of the blocks that its answer has filled so far: who has them goes on with it soonest."""
     if not output:
         return request
-    tokens = [*request.prompt_ids, *output]
-    return replace(request, keys=extend_keys(request.root, request.keys, tokens, block_size))
+    tokens, shown = [*request.prompt_ids, *output], spans(request.pictures)
+    return replace(request, keys=extend_keys(request.root, request.keys, tokens, block_size, shown))

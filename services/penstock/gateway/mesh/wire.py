@@ -24,8 +24,9 @@ from penstock.gateway.request.work import (
     SampledToken,
 )
 from penstock.kv.hint import ReturnHint
+from penstock.pictures.picture import Picture
 from penstock.runtime.drafts import DraftAccount, proposer_name
-from penstock.v1 import common_pb2, decode_pb2, prefill_pb2, router_pb2
+from penstock.v1 import common_pb2, decode_pb2, pictures_pb2, prefill_pb2, router_pb2
 
 _PROMPT_KEY = bytes([common_pb2.Request.PROMPT_IDS_FIELD_NUMBER << 3 | 2])
 _GOES_ON_S = 60
@@ -230,6 +231,25 @@ def _fill(message: common_pb2.Request, request: ChoiceRequest, output: Sequence[
     message.priority = _priority(request, len(output))
     message.yields = request.yields
     message.resumed = request.interrupted and len(output) > 0
+    message.pictures.extend(
+        common_pb2.PicturePlace(digest=one.picture.digest, first=one.first, count=one.count) for one in request.pictures
+    )
+
+
+def picture_names(request: ChoiceRequest) -> pictures_pb2.PictureNews:
+    """Names the pictures of a request, each once."""
+    names = [
+        pictures_pb2.PictureName(
+            digest=one.digest, rows=one.grid.rows, columns=one.grid.columns, side=one.pixels.shape[1]
+        )
+        for one in pictures_of(request)
+    ]
+    return pictures_pb2.PictureNews(names=pictures_pb2.PictureNames(namespace=request.namespace, pictures=names))
+
+
+def pictures_of(request: ChoiceRequest) -> list[Picture]:
+    """The pictures of a request, each once."""
+    return list({one.picture.digest: one.picture for one in request.pictures}.values())
 
 
 def _placement(message: router_pb2.Placement) -> Placement:

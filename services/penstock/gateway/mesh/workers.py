@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import Any
+from typing import TypeVar
 
 import grpc
 
@@ -20,14 +20,15 @@ from penstock.rpc.channels import Channels
 from penstock.rpc.context import TOLD, outgoing
 from penstock.rpc.errors import is_raised
 from penstock.runtime.tasks import Failed, being_cancelled
-from penstock.v1 import decode_pb2_grpc, prefill_pb2_grpc
+from penstock.v1 import decode_pb2_grpc, pictures_pb2, pictures_pb2_grpc, prefill_pb2_grpc
 
 _LAST_WORDS_S = 1.0
 """Most seconds to wait for what a worker sent on the listener before its call failed."""
+_CHUNK = 1 << 20
 _LINGER_S = 0.25
 """Seconds for which a listener waits for another call. A worker that drains waits for it."""
 
-_Call = grpc.aio.UnaryStreamCall[Any, Any]
+AnyCall = TypeVar("AnyCall", bound=grpc.aio.Call)
 
 
 class WorkerChannels:
@@ -107,7 +108,7 @@ async def open_worker_channels(channels: Channels, failed: Failed) -> AsyncItera
 
 
 class _Line:
-    """One call to a worker, and its end from outside."""
+    """A call to a worker and what goes with it, and their end from outside."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.channel = channel
@@ -115,21 +116,21 @@ class _Line:
         """The router no longer hears from the worker."""
         self.error: grpc.aio.AioRpcError | None = None
         """What broke the stream that the call's events were on."""
-        self._call: _Call | None = None
+        self._calls: list[grpc.aio.Call] = []
         self._ended = False
 
-    def begin(self, call: _Call) -> _Call:
-        """The line's one call."""
-        self._call = call
+    def begin(self, call: AnyCall) -> AnyCall:
+        """A call of the line."""
+        self._calls.append(call)
         if self._ended:
             call.cancel()
         return call
 
     def end(self) -> None:
-        """Ends the call."""
+        """Ends its calls."""
         self._ended = True
-        if self._call is not None:
-            self._call.cancel()
+        for call in self._calls:
+            call.cancel()
 
     def fall_silent(self) -> None:
         """Ends the call because its worker is silent."""
@@ -164,6 +165,7 @@ class Workers:
         assert place is not None
         message = wire.prefill_request(request, output, place, chosen)
         async with self._line("prefill", place, hear) as line:
+            await self._show(request, line)
             stub = prefill_pb2_grpc.PrefillStub(line.channel)
             call = stub.Prefill(message, timeout=self._remaining(), metadata=outgoing())
             async for event in line.begin(call):
@@ -177,6 +179,7 @@ class Workers:
         place = chosen.decode
         message = wire.generate_request(request, output, chosen)
         async with self._line("decode", place, hear) as line:
+            await self._show(request, line)
             with (
                 self._channels.listening(place.address, line.channel) as listening,
                 listening.call(hear, line.break_off, 2.0**self._stalls) as heard,
@@ -196,6 +199,25 @@ class Workers:
                         await _last_words(heard, error)
                     raise
                 await self._last(heard)
+
+    async def _show(self, request: ChoiceRequest, line: _Line) -> None:
+        """Has the worker hold the request's pictures for as long as the line stands; sends those that it lacks."""
+        if not request.pictures:
+            return
+        stub = pictures_pb2_grpc.PicturesStub(line.channel)
+        call = line.begin(stub.Hold(timeout=self._remaining(), metadata=outgoing()))
+        pictures = wire.pictures_of(request)
+        with suppress(asyncio.InvalidStateError):  # it has ended: the answer says why
+            await call.write(wire.picture_names(request))
+        answer = await call.read()
+        if not isinstance(answer, pictures_pb2.PicturesHeld) or not answer.wanted:
+            return
+        with suppress(asyncio.InvalidStateError):
+            for number in answer.wanted:
+                pixels = pictures[number].pixels.data.cast("B")
+                for at in range(0, len(pixels), _CHUNK):
+                    await call.write(pictures_pb2.PictureNews(pixels=bytes(pixels[at : at + _CHUNK])))
+        await call.read()
 
     async def _last(self, heard: HeardCall) -> None:
         """Waits for what a call that has ended well has sent to the listener. Raises DeadlineExceeded."""

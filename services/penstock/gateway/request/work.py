@@ -11,6 +11,7 @@ import msgspec
 
 from penstock.errors import Overloaded, PenstockError, Unavailable
 from penstock.gateway.request.ask import Sampling
+from penstock.pictures.picture import ShownPicture
 from penstock.runtime.drafts import DraftAccount
 
 Stage = Literal["prefill", "decode"]
@@ -41,6 +42,8 @@ class ChoiceRequest:
     session: str
     """Digest of the client's session key; empty when the client sent no key."""
     prompt_ids: Sequence[int]
+    pictures: Sequence[ShownPicture] = ()
+    """In the prompt, in order."""
     root: bytes
     """The root of the block keys."""
     keys: Sequence[bytes]

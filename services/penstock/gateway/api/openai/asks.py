@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from penstock.chat.messages import Call, Message
+from penstock.chat.messages import Call, Message, PictureLink
 from penstock.errors import InvalidRequest
 from penstock.gateway.api.extension import CacheControl, OpenAIExtension, keeps_of
 from penstock.gateway.api.nodes import Nodes
@@ -174,6 +174,7 @@ def message_of(body: MessageBody, at: int, nodes: Nodes) -> Message:
         call_id=body.tool_call_id or "",
         name=body.name or "",
         reasoning=reasoning,
+        parts=_parts(body.content, body.role, field),
     )
 
 
@@ -194,11 +195,26 @@ def _content(content: str | list[ContentPart] | None, field: str) -> str:
         return content or ""
     for at, part in enumerate(content):
         where = f"{field}.content[{at}]"
-        if part.type not in ("text", "refusal"):
-            raise _unserved(f"{where}.type", f"{part.type[:40]!r} is not supported; send parts of type text")
+        if part.type not in ("text", "refusal", "image_url"):
+            what = f"{part.type[:40]!r} is not supported; send parts of type text or image_url"
+            raise _unserved(f"{where}.type", what)
         if getattr(part, part.type) is None:
             raise InvalidRequest(f"{where}.{part.type}: is required", field=f"{where}.{part.type}")
     return "".join(map(_part, content))
+
+
+def _parts(content: str | list[ContentPart] | None, role: str, field: str) -> tuple[str | PictureLink, ...]:
+    """The parts of a message that has pictures; none of other messages."""
+    if not isinstance(content, list) or all(part.type != "image_url" for part in content):
+        return ()
+    if role != "user":
+        raise _unserved(f"{field}.content", "pictures are possible in messages of the user")
+    found: list[str | PictureLink] = []
+    for at, part in enumerate(content):
+        picture = part.image_url if part.type == "image_url" else None
+        where = f"{field}.content[{at}].image_url.url"
+        found.append(_part(part) if picture is None else PictureLink(picture.url, where))
+    return tuple(found)
 
 
 def _part(part: ContentPart) -> str:

@@ -71,15 +71,22 @@ class ToolCallBody(msgspec.Struct, forbid_unknown_fields=True):
     index: Annotated[Raw, accepted("the calls are in order")] = ABSENT
 
 
-class ContentPart(msgspec.Struct, forbid_unknown_fields=True):
-    """A part of a message; only text is served."""
+class ImageUrl(msgspec.Struct, forbid_unknown_fields=True):
+    """A picture."""
 
-    type: Annotated[str, honoured("text; refusal in messages of the assistant")]
+    url: Annotated[str, honoured("a data: URL of a png, jpeg, webp or gif; nothing is fetched")]
+    detail: Annotated[Raw, accepted("pictures are cut as the model was trained")] = ABSENT
+
+
+class ContentPart(msgspec.Struct, forbid_unknown_fields=True):
+    """A part of a message."""
+
+    type: Annotated[str, honoured("text; image_url in messages of the user; refusal in messages of the assistant")]
     text: str | None = None
     refusal: str | None = None
     cache_control: Annotated[CacheControl | None, honoured("see docs/design/retention.md")] = None
     prompt_cache_breakpoint: Annotated[Raw, accepted("whatever is repeated is found in the cache")] = ABSENT
-    image_url: Annotated[Raw, refused(_OTHER_MEDIA)] = ABSENT
+    image_url: Annotated[ImageUrl | None, honoured("for models that see pictures")] = None
     input_audio: Annotated[Raw, refused(_OTHER_MEDIA)] = ABSENT
     audio_url: Annotated[Raw, refused(_OTHER_MEDIA)] = ABSENT
     video_url: Annotated[Raw, refused(_OTHER_MEDIA)] = ABSENT

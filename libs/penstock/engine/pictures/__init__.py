@@ -1,0 +1,1 @@
+"""Pictures in the engine: a vision transformer makes embeddings of their tiles, which stand in the places of tokens."""

@@ -1,0 +1,135 @@
+"""Pictures through the whole mesh, by the client library: the same one is found again, and another one is not."""
+
+from __future__ import annotations
+
+import openai
+import pytest
+
+from penstock.chat.messages import Message, PictureLink
+from penstock.chat.model import load_chat_model
+from penstock.engine.config import EngineConfig
+from penstock.engine.engine import Engine
+from penstock.engine.request import Request, SamplingParams
+from penstock.gateway.completing.prompts import Naming, prepare
+from penstock.gateway.request.ask import Conversation
+from penstock.testing.mesh import MeshSetup
+from penstock.testing.seeing import picture_url, write_seeing
+
+BLOCK = 16
+ONE, OTHER, WIDE = picture_url(1, 50, 60), picture_url(2, 50, 60), picture_url(3, 130, 60)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return write_seeing(tmp_path_factory.mktemp("seeing") / "model")
+
+
+@pytest.fixture(scope="module", params=["disaggregated", "aggregated", "sealed"])
+async def mesh(request, model, meshes):
+    options = MeshSetup(model=model, aggregated=request.param == "aggregated", seal=request.param == "sealed")
+    async with meshes(options) as mesh:
+        yield mesh
+
+
+@pytest.fixture(scope="module")
+async def client(mesh):
+    async with openai.AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+async def alone(model):
+    async with Engine.open(EngineConfig(model=model, kv_pool_tokens=8192)) as engine:
+        yield engine
+
+
+def parts(*given):
+    return [
+        {"type": "image_url", "image_url": {"url": part}}
+        if part.startswith("data:")
+        else {"type": "text", "text": part}
+        for part in given
+    ]
+
+
+async def ask(client, *given, **more):
+    """The answer's tokens, and how many of the prompt's were cached, of how many."""
+    message = {"role": "user", "content": parts(*given)}
+    extra = {"ignore_eos": True, "return_token_ids": True, **more}
+    answer = await client.chat.completions.create(
+        model="tiny", messages=[message], max_tokens=8, temperature=0, extra_body=extra
+    )
+    usage = answer.usage
+    return answer.choices[0].token_ids, usage.prompt_tokens_details.cached_tokens, usage.prompt_tokens
+
+
+async def said_alone(engine, model, *given):
+    """What one engine says of the same prompt, without the mesh."""
+    links = tuple(PictureLink(part, "x") if part.startswith("data:") else part for part in given)
+    text = "".join(part for part in given if not part.startswith("data:"))
+    naming = Naming(b"r" * 32, BLOCK, 1024)
+    made = prepare(load_chat_model(model), Conversation([Message("user", text, parts=links)]), naming)
+    sampling = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+    request = Request("alone", tuple(made.ids), sampling, pictures=tuple(made.pictures))
+    ids = []
+    async for update in engine.generate(request):
+        ids += [token.token for token in update.tokens]
+    return ids
+
+
+async def test_the_same_picture_is_found_and_another_one_is_not(client, alone, model):
+    before, behind = "what is in this picture? ", " say it in a few words, please"
+    said, cached, tokens = await ask(client, before, ONE, behind)
+    assert cached == 0 and said == await said_alone(alone, model, before, ONE, behind)
+    whole = (tokens - 1) // BLOCK * BLOCK
+    for _ in range(50):
+        again, cached, _ = await ask(client, before, ONE, behind)
+        assert again == said
+        if cached >= whole:
+            break
+    assert cached >= whole, "also what comes behind it"
+    other, cached, _ = await ask(client, before, OTHER, behind)
+    assert other == await said_alone(alone, model, before, OTHER, behind) != said
+    assert cached <= len("<|im_start|>user\n" + before), "no token of the picture"
+
+
+async def test_several_pictures_of_many_tiles(client, alone, model):
+    given = ("first ", WIDE, " then ", ONE, WIDE, " end")
+    said, _, tokens = await ask(client, *given)
+    assert said == await said_alone(alone, model, *given)
+    assert tokens > 2 * 4 * BLOCK + BLOCK, "a wide one has three tiles and one of all of it"
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "WEBP", "GIF"])
+async def test_other_formats(client, alone, model, kind):
+    url = picture_url(4, 40, 40, kind)
+    said, _, _ = await ask(client, kind, url)
+    assert said == await said_alone(alone, model, kind, url)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (("https://example.com/cat.png",), "must be a data: URL"),
+        (("data:image/tiff;base64,AAAA",), "must be a data: URL"),
+        (("data:image/png;base64,AAAA",), "is not a PNG picture that can be read"),
+        (("data:image/png;base64,%%%",), "is not base64"),
+        ((ONE,) * 9, "a request may have 8 pictures"),
+    ],
+)
+async def test_what_is_refused_names_its_place(client, given, says):
+    content = [{"type": "image_url", "image_url": {"url": url}} for url in given]
+    with pytest.raises(openai.BadRequestError, match=says) as refused:
+        await client.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": content}], max_tokens=1
+        )
+    assert refused.value.param == f"messages[0].content[{len(given) - 1}].image_url.url"
+
+
+async def test_a_model_of_texts_says_so(tiny, meshes):
+    async with (
+        meshes(MeshSetup(model=tiny, aggregated=True)) as mesh,
+        openai.AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        with pytest.raises(openai.BadRequestError, match=r"messages\[0\].*url: this model sees no pictures"):
+            await ask(client, "look", ONE)
