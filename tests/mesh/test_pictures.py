@@ -15,6 +15,8 @@ from penstock.gateway.request.ask import Conversation
 from penstock.testing.mesh import MeshSetup
 from penstock.testing.seeing import picture_url, write_seeing
 
+from .support import fail_once
+
 BLOCK = 16
 ONE, OTHER, WIDE = picture_url(1, 50, 60), picture_url(2, 50, 60), picture_url(3, 130, 60)
 
@@ -93,6 +95,18 @@ async def test_the_same_picture_is_found_and_another_one_is_not(client, alone, m
     assert cached <= len("<|im_start|>user\n" + before), "no token of the picture"
 
 
+async def test_another_file_of_the_same_picture_is_found(client):
+    """Lossless, and so the same to the model."""
+    first, second = (picture_url(9, 50, 60, kind) for kind in ("PNG", "WEBP"))
+    said, _, tokens = await ask(client, "which file? ", first)
+    again, cached = [], 0
+    for _ in range(50):
+        again, cached, _ = await ask(client, "which file? ", second)
+        if cached >= (tokens - 1) // BLOCK * BLOCK:
+            break
+    assert again == said and cached >= (tokens - 1) // BLOCK * BLOCK
+
+
 async def test_several_pictures_of_many_tiles(client, alone, model):
     given = ("first ", WIDE, " then ", ONE, WIDE, " end")
     said, _, tokens = await ask(client, *given)
@@ -133,3 +147,65 @@ async def test_a_model_of_texts_says_so(tiny, meshes):
     ):
         with pytest.raises(openai.BadRequestError, match=r"messages\[0\].*url: this model sees no pictures"):
             await ask(client, "look", ONE)
+
+
+async def test_an_answer_goes_on_elsewhere_when_its_worker_fails(model, meshes, alone, monkeypatch):
+    """The next worker has never seen the picture, nor its KV, and is shown it."""
+    async with (
+        meshes(MeshSetup(model=model, aggregated=True, decode=2, kvstore=False)) as mesh,
+        openai.AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        fail_once(mesh, monkeypatch)
+        said, _, _ = await ask(client, "what is this? ", WIDE, " and this? ", ONE)
+        assert said == await said_alone(alone, model, "what is this? ", WIDE, " and this? ", ONE)
+        assert all(worker.worker.pictures.bytes for worker in mesh.decode), "both were shown them"
+
+
+async def test_a_stream_with_another_picture_is_not_gone_on_with(mesh, http):
+    """Both prompts have the same tokens."""
+    body = {"model": "tiny", "max_tokens": 4, "stream": True}
+    key = {"idempotency-key": "one key"}
+
+    async def asked(url, **more):
+        messages = [{"role": "user", "content": parts("look at ", url)}]
+        return await http.post(
+            f"{mesh.url}/v1/chat/completions", json={**body, "messages": messages}, headers={**key, **more}
+        )
+
+    answer = await asked(ONE)
+    last = next(line[4:] for line in answer.text.splitlines() if line.startswith("id: "))
+    assert (await asked(ONE, **{"last-event-id": last})).status_code == 200
+    refused = await asked(OTHER, **{"last-event-id": last})
+    assert refused.status_code == 409 and "last-event-id" in refused.json()["error"]["message"]
+
+
+async def test_the_other_apis_show_the_same(mesh, http, client):
+    """The same tokens, of which all full blocks are known by then."""
+    texts = ("one api ", " and another")
+    _, _, tokens = await ask(client, texts[0], ONE, texts[1])
+    media, data = ONE.removeprefix("data:").split(";base64,")
+    image = {"type": "image", "source": {"type": "base64", "media_type": media, "data": data}}
+    content = [{"type": "text", "text": texts[0]}, image, {"type": "text", "text": texts[1]}]
+    turns = {"model": "tiny", "messages": [{"role": "user", "content": content}]}
+    said = (await http.post(f"{mesh.url}/v1/messages", json={**turns, "max_tokens": 4})).json()
+    usage = said["usage"]
+    assert usage["input_tokens"] + usage["cache_read_input_tokens"] == tokens
+    counted = await http.post(f"{mesh.url}/v1/messages/count_tokens", json=turns)
+    assert counted.json() == {"input_tokens": tokens}
+    items = [{"type": "input_text", "text": texts[0]}, {"type": "input_image", "image_url": ONE}]
+    items.append({"type": "input_text", "text": texts[1]})
+    answer = await client.responses.create(
+        model="tiny", input=[{"role": "user", "content": items}], max_output_tokens=16, store=False
+    )
+    assert answer.usage.input_tokens == tokens
+    assert answer.usage.input_tokens_details.cached_tokens >= (tokens - 1) // BLOCK * BLOCK - 4 * BLOCK
+
+
+@pytest.mark.parametrize(
+    "source", [{"type": "url", "url": "https://example.com/cat.png"}, {"type": "base64", "data": "AAAA"}, None]
+)
+async def test_a_source_that_is_none(mesh, http, source):
+    image = {"type": "image", **({"source": source} if source else {})}
+    body = {"model": "tiny", "max_tokens": 1, "messages": [{"role": "user", "content": [image]}]}
+    answer = await http.post(f"{mesh.url}/v1/messages", json=body)
+    assert answer.status_code == 400 and "messages[0].content[0].source" in answer.json()["error"]["message"]

@@ -193,7 +193,7 @@ REFUSED = [
     ({"messages": []}, "messages"),
     ({"messages": [*HELLO, {"role": "assistant", "content": [{**USE, "input": {}}]}]}, "has calls"),
     ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0].source"),
-    ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0].type: 'image'"),
+    ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0].source: must have"),
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type: 'web_search_20250305'"),
     ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
     ({"tool_choice": {"type": "tool", "name": "g"}, "tools": TOOLS}, "'g' is not among the tools"),

@@ -68,8 +68,8 @@ def write_seeing(directory: Path, seed: int = 7) -> Path:
 
 
 def picture_url(seed: int, width: int, height: int, kind: str = "PNG") -> str:
-    """A data: URL of a picture of noise."""
+    """A data: URL of a picture of noise; PNG and WebP are exact."""
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
     stream = io.BytesIO()
-    Image.fromarray(pixels).save(stream, kind)
+    Image.fromarray(pixels).save(stream, kind, **({"lossless": True} if kind == "WEBP" else {}))
     return f"data:image/{kind.lower()};base64,{base64.b64encode(stream.getvalue()).decode()}"

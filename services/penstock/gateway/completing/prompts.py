@@ -228,27 +228,38 @@ def has_pictures(prompt: Prompt) -> bool:
 
 def _showing(model: ChatModel, prompt: Conversation, naming: Naming) -> Prepared:
     """A conversation with pictures. Of its session nothing is taken over: its tokens are those of its text."""
+    for given, field in ((prompt.keeps, "cache_control"), (naming.last, "truncate_prompt_tokens")):
+        if given:
+            what = f"{field}: is not possible together with pictures"
+            raise InvalidRequest(what, field=field, code="unsupported_parameter")
+    with _bounded(naming.context, prompt.field):
+        text, ids, shown = with_pictures(model, prompt, naming.context - 1)
+    keys = extend_keys(naming.root, (), ids, naming.block_size, spans(shown))
+    thinking = model.thinking(text)
+    return Prepared(ids, keys, rendered=text, thinking=thinking, calling=prompt.calling, pictures=shown)
+
+
+def with_pictures(
+    model: ChatModel, prompt: Conversation, most: int
+) -> tuple[str, array[int], tuple[ShownPicture, ...]]:
+    """A conversation's text, and its tokens with those of its pictures, and these. Raises InvalidRequest, and
+    TooManyTokens for more than `most`."""
     links = [link for message in prompt.messages for link in message.pictures]
     if model.pictures is None:
         raise InvalidRequest(f"{links[0].at}: this model sees no pictures", field=links[0].at)
     if len(links) > MOST_PICTURES:
         what = f"{links[MOST_PICTURES].at}: a request may have {MOST_PICTURES} pictures"
         raise InvalidRequest(what, field=links[MOST_PICTURES].at)
-    for given, field in ((prompt.keeps, "cache_control"), (naming.last, "truncate_prompt_tokens")):
-        if given:
-            what = f"{field}: is not possible together with pictures"
-            raise InvalidRequest(what, field=field, code="unsupported_parameter")
     text = model.rendered(prompt.messages, prompt.tools, prompt.rendering).text
-    check_length(model.encoder.at_least(text), naming.context, prompt.field)
-    with _bounded(naming.context, prompt.field):
-        encoded = model.encoder.encode(text, most=naming.context - 1)
+    if (least := model.encoder.at_least(text)) > most:
+        raise TooManyTokens(least)
+    encoded = model.encoder.encode(text, most=most)
     # Decoded last, and one after the other: what is refused has cost little.
     pictures = [tiled(read_picture(link.url, link.at), model.pictures.form) for link in links]
     ids, shown = model.pictures.placed(encoded.ids, pictures, prompt.field)
-    check_length(len(ids), naming.context, prompt.field)
-    keys = extend_keys(naming.root, (), ids, naming.block_size, spans(shown))
-    thinking = model.thinking(text)
-    return Prepared(ids, keys, rendered=text, thinking=thinking, calling=prompt.calling, pictures=shown)
+    if len(ids) > most:
+        raise TooManyTokens(len(ids))
+    return text, ids, shown
 
 
 def _conversation(model: ChatModel, prompt: Conversation, naming: Naming, branches: Sequence[Branch]) -> Prepared:

@@ -8,7 +8,7 @@ from functools import partial
 from penstock.chat.model import ChatModel
 from penstock.chat.prompt import TooManyTokens
 from penstock.errors import InvalidRequest
-from penstock.gateway.completing.prompts import MOST_TOKENS, has_pictures, weight
+from penstock.gateway.completing.prompts import MOST_TOKENS, has_pictures, weight, with_pictures
 from penstock.gateway.completing.threads import Threads
 from penstock.gateway.completing.volatile import VolatileLines
 from penstock.gateway.request.ask import Conversation, check_token
@@ -44,12 +44,13 @@ class Tokens:
         if isinstance(prompt, Conversation):
             field = prompt.field
             prompt = self._volatile.steady(prompt)
-            if has_pictures(prompt):
-                raise InvalidRequest(f"{field}: has pictures; only texts are tokenized here", field=field)
-            text = self._model.render(prompt.messages, prompt.tools, prompt.rendering)
-        else:
-            text = prompt
         try:
+            if not isinstance(prompt, Conversation):
+                text = prompt
+            elif has_pictures(prompt):
+                return with_pictures(self._model, prompt, MOST_TOKENS)[1]
+            else:
+                text = self._model.render(prompt.messages, prompt.tools, prompt.rendering)
             if encoder.at_least(text) > MOST_TOKENS:
                 raise TooManyTokens(encoder.at_least(text))
             if field == "prompt" and special:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from penstock.chat.messages import Call, Message, Rendering, Tool
+from penstock.chat.messages import Call, Message, PictureLink, Rendering, Tool
 from penstock.errors import InvalidRequest
 from penstock.gateway.api.anthropic.bodies import (
     ContentBlock,
@@ -158,8 +158,10 @@ class Transcript:
             begin = at
             while at < len(blocks) and blocks[at].type != "tool_result":
                 at += 1
-            texts = [_text(block, f"{field}[{begin + number}]") for number, block in enumerate(blocks[begin:at])]
-            self.messages.append(Message("user", "".join(texts)))
+            parts = [_shown(block, f"{field}[{begin + number}]") for number, block in enumerate(blocks[begin:at])]
+            texts = [part if isinstance(part, str) else "" for part in parts]
+            pictures = len({*map(type, parts)} - {str}) > 0
+            self.messages.append(Message("user", "".join(texts), parts=tuple(parts) if pictures else ()))
             for number, block in enumerate(blocks[begin:at]):
                 if block.cache_control is not None:
                     place = f"{field}[{begin + number}].cache_control"
@@ -195,6 +197,17 @@ class Transcript:
         self.messages.append(Message("assistant", content, tuple(calls), reasoning=reasoning))
         for mark, control, text in marks:
             self.mark(mark, control, text)
+
+
+def _shown(block: ContentBlock, field: str) -> str | PictureLink:
+    """A text or a picture."""
+    if block.type != "image":
+        return _text(block, field)
+    source = block.source
+    if source is None or source.type != "base64" or source.media_type is None or source.data is None:
+        what = f"{field}.source: must have type base64, media_type and data"
+        raise InvalidRequest(what, field=f"{field}.source")
+    return PictureLink(f"data:{source.media_type};base64,{source.data}", f"{field}.source")
 
 
 def _text(block: PlainBlock, field: str) -> str:

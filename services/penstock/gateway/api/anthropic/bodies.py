@@ -30,10 +30,21 @@ class PlainBlock(msgspec.Struct, forbid_unknown_fields=True):
     tool_name: Annotated[Raw, refused(_OTHER_MEDIA)] = ABSENT
 
 
+class ImageSource(msgspec.Struct, forbid_unknown_fields=True):
+    """A picture."""
+
+    type: Annotated[str, honoured("base64; nothing is fetched")]
+    media_type: Annotated[str | None, honoured("image/png, image/jpeg, image/webp or image/gif")] = None
+    data: Annotated[str | None, honoured("the file, in base64")] = None
+    url: Annotated[Raw, refused("send the picture itself")] = ABSENT
+    file_id: Annotated[Raw, refused("send the picture itself")] = ABSENT
+
+
 class ContentBlock(PlainBlock, kw_only=True, forbid_unknown_fields=True):
     """A block of a message, of any type that is served."""
 
-    type: Annotated[str, honoured("text, tool_use, tool_result, thinking or redacted_thinking")]
+    type: Annotated[str, honoured("text, image, tool_use, tool_result, thinking or redacted_thinking")]
+    source: Annotated[ImageSource | None, honoured("of an image, in a user's own message")] = None  # type: ignore[assignment]
     id: str | None = None
     name: str | None = None
     input: Annotated[Raw, honoured("of tool_use: an object")] = ABSENT

@@ -15,9 +15,9 @@ _ECHO = "told by an earlier response, and of no meaning to the model"
 
 
 class InputPart(msgspec.Struct, forbid_unknown_fields=True):
-    """A part of an item: only text is served."""
+    """A part of an item."""
 
-    type: Annotated[str, honoured("input_text, output_text, refusal, reasoning_text or summary_text")]
+    type: Annotated[str, honoured("input_text, input_image, output_text, refusal, reasoning_text or summary_text")]
     text: str | None = None
     refusal: str | None = None
     cache_control: Annotated[CacheControl | None, honoured("see docs/design/retention.md")] = None
@@ -25,8 +25,8 @@ class InputPart(msgspec.Struct, forbid_unknown_fields=True):
     logprobs: Annotated[Raw, accepted(_ECHO)] = ABSENT
     parsed: Annotated[Raw, accepted(_ECHO)] = ABSENT
     prompt_cache_breakpoint: Annotated[Raw, accepted("whatever is repeated is found in the cache")] = ABSENT
-    image_url: Annotated[Raw, refused(_OTHER_MEDIA)] = ABSENT
-    detail: Annotated[Raw, accepted("says how an image is read, which is refused")] = ABSENT
+    image_url: Annotated[str | None, honoured("in messages of the user: a data: URL; nothing is fetched")] = None
+    detail: Annotated[Raw, accepted("pictures are cut as the model was trained")] = ABSENT
     file_id: Annotated[Raw, refused(_OTHER_MEDIA)] = ABSENT
     file_data: Annotated[Raw, refused(_OTHER_MEDIA)] = ABSENT
     file_url: Annotated[Raw, refused(_OTHER_MEDIA)] = ABSENT

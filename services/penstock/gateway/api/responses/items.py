@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from penstock.chat.messages import Call, Message
+from penstock.chat.messages import Call, Message, PictureLink
 from penstock.errors import InvalidRequest
 from penstock.gateway.api.extension import CacheControl
 from penstock.gateway.api.nodes import Nodes
@@ -58,11 +58,13 @@ class Dialogue:
 
     def _message(self, item: InputItem, field: str) -> None:
         role = _required(item.role, f"{field}.role")
-        content = _content(item.content, f"{field}.content")
+        parts = _shown(item.content, f"{field}.content") if role == "user" else ()
+        texts = "".join(part for part in parts if isinstance(part, str))
+        content = texts if parts else _content(item.content, f"{field}.content")
         if role == "assistant":
             self._said(Message(role, content), field)
         else:
-            self._other(Message("system" if role == "developer" else role, content))
+            self._other(Message("system" if role == "developer" else role, content, parts=parts))
         text = self.messages[-1].content.removesuffix(content)
         for number, part in enumerate(item.content if isinstance(item.content, list) else ()):
             text += part.text or ""
@@ -116,6 +118,20 @@ def _content(content: str | list[InputPart] | None, field: str) -> str:
     if content is None or isinstance(content, str):
         return _required(content, field)
     return "".join(_part(part, f"{field}[{at}]") for at, part in enumerate(content))
+
+
+def _shown(content: str | list[InputPart] | None, field: str) -> tuple[str | PictureLink, ...]:
+    """The parts of a message that has pictures; none of other messages."""
+    if not isinstance(content, list) or all(part.type != "input_image" for part in content):
+        return ()
+    found: list[str | PictureLink] = []
+    for at, part in enumerate(content):
+        where = f"{field}[{at}].image_url"
+        is_picture = part.type == "input_image"
+        found.append(
+            PictureLink(_required(part.image_url, where), where) if is_picture else _part(part, f"{field}[{at}]")
+        )
+    return tuple(found)
 
 
 def _part(part: InputPart, field: str) -> str:
