@@ -154,6 +154,8 @@ class Counters:
         streams = len(runs) - len(prompts)
         if (prompts and not self.prefill_tokens_per_s) or (streams and not self.decode_step_s):
             return 0.0
+        if any(run.shows for run in prompts):  # their tiles may have to be computed, and may be there
+            return 0.0
         seconds = 0.0
         if prompts:
             cost = PrefillCost.of_model(width, self.prefill_tokens_per_s)
@@ -185,7 +187,8 @@ class Counters:
             if runs:
                 self.fit.learn(seconds, len(runs), sum(run.end for run in runs))
             return
-        if aside and self.prefill_tokens_per_s:  # their chunks are short, and so take longer for each token
+        # Chunks of those that yield are short, and take longer for each token; so do rows whose tiles are computed.
+        if (aside or any(run.shows for run in runs)) and self.prefill_tokens_per_s:
             return
         self.mixed += rows > prefill_rows
         own = seconds if prefill_rows == rows else max(seconds - self.decode_step_s, seconds / 10)

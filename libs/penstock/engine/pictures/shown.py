@@ -40,8 +40,7 @@ class ShownTiles:
 
     def takes(self, order: Sequence[object]) -> bool:
         """Whether a step of these runs has rows of pictures."""
-        runs = (run for run in order if isinstance(run, Run))
-        return any(run.pictures is not None and run.pictures.any_between(run.start, run.end) for run in runs)
+        return any(isinstance(run, Run) and run.shows for run in order)
 
     def rows(self, order: Sequence[object]) -> ShownRows | None:
         """For a step of these runs, laid end to end; None where it has no rows of pictures."""

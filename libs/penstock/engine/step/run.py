@@ -81,6 +81,11 @@ class Run:
         return len(choice.tokens) + len(answer) >= choice.prompt_length + choice.params.max_tokens
 
     @property
+    def shows(self) -> bool:
+        """Whether any of its tokens are of pictures."""
+        return self.pictures is not None and self.pictures.any_between(self.start, self.end)
+
+    @property
     def ids(self) -> Sequence[int]:
         """Ids of the known tokens, then of the drafts."""
         known = self.choice.tokens[self.start : self.start + self.known]
