@@ -17,6 +17,7 @@ from penstock.engine.errors import RequestRefused
 from penstock.engine.forward.runner import Runner
 from penstock.engine.pictures.tower import PictureTower
 from penstock.engine.request import Request, SamplingParams
+from penstock.engine.stats import Counters
 from penstock.engine.step.pictures import PictureRows
 from penstock.kv.identity import Chain
 from penstock.pictures.picture import Grid, ShownPicture, picture_of, spans
@@ -178,3 +179,19 @@ async def test_a_model_of_texts_sees_none(tiny, kit):
     async with Engine.open(EngineConfig(tiny, threads=1)) as engine:
         with pytest.raises(RequestRefused, match="can't be shown to this model here: this is a model of texts"):
             await kit.read(engine, request("r", [1, 2, 3], (ShownPicture(drawn(1), 0, 1),)))
+
+
+def test_a_step_with_tiles_is_predicted_by_nobody_and_says_nothing_of_texts(seeing):
+    """Its tiles may have to be computed, or be there."""
+    tokens, shown = prompt(seeing.form, 9, drawn(1), 12)
+    run = run_of(tokens, 0, len(tokens), tables([len(tokens)])[0])
+    counters = Counters()
+    counters.step(2.0, len(tokens), len(tokens), [run])
+    rate = counters.prefill_tokens_per_s
+    assert counters.predict([run], 64) > 0
+    run.pictures = PictureRows(shown, tokens, seeing.form)
+    assert counters.predict([run], 64) == 0
+    counters.step(20.0, len(tokens), len(tokens), [run])
+    assert counters.prefill_tokens_per_s == rate
+    run.aim(len(tokens) - 9, 9, ())
+    assert counters.predict([run], 64) > 0, "behind the picture"
