@@ -10,7 +10,7 @@ from typing import Any
 import xxhash
 from google.protobuf.message import DecodeError, Message
 
-from penstock.errors import InvalidRequest
+from penstock.errors import InvalidRequest, Unavailable
 from penstock.gateway.door import rpc_asks
 from penstock.kv.bytes.bulk import decode
 from penstock.kvstore.messages import (
@@ -36,6 +36,7 @@ from penstock.rpc.parsing import SHORT, Parser
 from penstock.runtime.addresses import UnixPath, socket_address
 from penstock.v1 import common_pb2, gateway_pb2, kvstore_pb2, router_pb2
 from penstock.worker.convert import order_from_message, token_from_message
+from penstock.worker.pictures import HeldPictures
 
 from .contract import LOOP_S, Contract, plain
 
@@ -50,6 +51,17 @@ WORDS = (
     b"/proc/1/fd/3",
     b"a:1",
 )
+
+
+def order(request: common_pb2.Request) -> object:
+    """Of a worker that has been shown no picture."""
+    try:
+        return order_from_message(request, HeldPictures(0))
+    except Unavailable as error:
+        assert request.pictures, error
+        return None
+
+
 BLOCK = 48
 """Bytes of the blocks that are sent in chunks here."""
 
@@ -198,7 +210,7 @@ CONTRACTS = (
     ),
     Contract(
         name="worker_messages",
-        opened=plain(each((common_pb2.Request, order_from_message), (common_pb2.Token, token_from_message))),
+        opened=plain(each((common_pb2.Request, order), (common_pb2.Token, token_from_message))),
         refusals=(),
         words=WORDS,
         seconds=10 * LOOP_S,

@@ -7,11 +7,12 @@ import pytest
 
 from penstock.chat.messages import Message, PictureLink
 from penstock.chat.model import load_chat_model
+from penstock.chat.prompt import common_prefix
 from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
 from penstock.engine.request import Request, SamplingParams
-from penstock.gateway.completing.prompts import Naming, prepare
-from penstock.gateway.request.ask import Conversation
+from penstock.gateway.completing.prompts import Naming, prepare, without_links
+from penstock.gateway.request.ask import Conversation, Keep
 from penstock.testing.mesh import MeshSetup
 from penstock.testing.seeing import picture_url, write_seeing
 
@@ -128,7 +129,7 @@ async def test_other_formats(client, alone, model, kind):
         (("data:image/tiff;base64,AAAA",), "must be a data: URL"),
         (("data:image/png;base64,AAAA",), "is not a PNG picture that can be read"),
         (("data:image/png;base64,%%%",), "is not base64"),
-        ((ONE,) * 9, "a request may have 8 pictures"),
+        ((ONE,) * 33, "a request may have 32 pictures"),
     ],
 )
 async def test_what_is_refused_names_its_place(client, given, says):
@@ -158,7 +159,7 @@ async def test_an_answer_goes_on_elsewhere_when_its_worker_fails(model, meshes, 
         fail_once(mesh, monkeypatch)
         said, _, _ = await ask(client, "what is this? ", WIDE, " and this? ", ONE)
         assert said == await said_alone(alone, model, "what is this? ", WIDE, " and this? ", ONE)
-        assert all(worker.worker.pictures.bytes for worker in mesh.decode), "both were shown them"
+        assert all(worker.worker.pictures.used_bytes for worker in mesh.decode), "both were shown them"
 
 
 async def test_a_stream_with_another_picture_is_not_gone_on_with(mesh, http):
@@ -209,3 +210,33 @@ async def test_a_source_that_is_none(mesh, http, source):
     body = {"model": "tiny", "max_tokens": 1, "messages": [{"role": "user", "content": [image]}]}
     answer = await http.post(f"{mesh.url}/v1/messages", json=body)
     assert answer.status_code == 400 and "messages[0].content[0].source" in answer.json()["error"]["message"]
+
+
+async def test_a_stored_response_is_gone_on_with(client):
+    """Its pictures too."""
+    content = [{"type": "input_text", "text": "remember this "}, {"type": "input_image", "image_url": ONE}]
+    first = await client.responses.create(
+        model="tiny", input=[{"role": "user", "content": content}], max_output_tokens=16
+    )
+    listed = await client.responses.input_items.list(first.id)
+    assert [part.type for part in listed.data[0].content] == ["input_text", "input_image"]
+    second = await client.responses.create(
+        model="tiny", input="what was it?", previous_response_id=first.id, max_output_tokens=16
+    )
+    assert second.usage.input_tokens > first.usage.input_tokens + 16
+
+
+def test_a_mark_behind_a_picture_keeps_its_blocks(model):
+    chat, naming = load_chat_model(model), Naming(b"r" * 32, BLOCK, 1024)
+    marked = Message("user", " keep me ", parts=(PictureLink(WIDE, "x"), " keep me "))
+    rest = Message("user", "and not me, whatever comes")
+    made = prepare(chat, Conversation([marked, rest], keeps=[Keep(60.0, [marked])]), naming)
+    alone = prepare(chat, Conversation([marked]), naming)
+    [wish] = made.keep
+    assert wish.blocks == common_prefix(made.ids, alone.ids) // BLOCK > 4
+
+
+def test_the_files_of_pictures_go_when_they_are_decoded():
+    marked = Message("user", "look", parts=(PictureLink(WIDE, "x"), "look"))
+    left = without_links(Conversation([marked], keeps=[Keep(60.0, [marked])]))
+    assert WIDE not in repr(left) and [keep.seconds for keep in left.keeps] == [60.0]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from penstock.chat.messages import PictureLink
 from penstock.checkpoint import PictureForm
 from penstock.errors import InvalidRequest
 from penstock.pictures.picture import Picture, ShownPicture
-from penstock.pictures.tiles import TEXTS, tokens_of
+from penstock.pictures.reading import read_picture
+from penstock.pictures.tiles import TEXTS, tiled, tokens_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +21,19 @@ class PictureTokens:
     form: PictureForm
     ids: Mapping[str, int]
     """Of `TEXTS`, by their names there."""
+    reader: Callable[[str, str], Picture] | None = None
+    """Reads the picture of a data: URL, for an error that names its field; None: this process does."""
+
+    def read(self, link: PictureLink) -> Picture:
+        """A picture that a client sends. Takes a while. Raises InvalidRequest and Unavailable."""
+        if self.reader is not None:
+            return self.reader(link.url, link.at)
+        return tiled(read_picture(link.url, link.at), self.form)
+
+    def tokens_before(self, ids: Sequence[int], shown: Sequence[ShownPicture], count: int) -> int:
+        """How many tokens the first `count` of a rendered prompt are, with those of their pictures."""
+        passed = sum(token == self.ids["whole"] for token in ids[:count])
+        return count + sum(one.count - 1 for one in shown[:passed])
 
     def placed(
         self, ids: Sequence[int], pictures: Sequence[Picture], field: str

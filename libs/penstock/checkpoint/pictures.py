@@ -14,7 +14,7 @@ from pathlib import Path
 from penstock.checkpoint.errors import CheckpointError
 from penstock.checkpoint.files import Json, read_object_if_there
 from penstock.checkpoint.reading import Reader
-from penstock.checkpoint.tensors import TensorInfo
+from penstock.checkpoint.tensors import DTYPE_BYTES, TensorInfo
 
 PATCHES = "vision_model.patch_embedding.linear.weight"
 CLASS = "vision_model.class_embedding"
@@ -23,6 +23,11 @@ PROJECTION = "multi_modal_projector.linear_1.weight"
 _ARCHITECTURE = "Llama4ForConditionalGeneration"
 _CHANNELS = 3
 _MOST_TILES = 64
+_MOST_LAYERS = 1000
+_LARGEST = 2048
+"""Pixels of a tile's side."""
+_MOST_PATCHES = 128
+"""Along a side, that become one embedding or are of one tile."""
 _IMAGE_TOKEN = 200092
 
 
@@ -110,10 +115,14 @@ def picture_part(
     form = _form(config_file, values)
     if isinstance(form, str):
         return form
+    if form.n_layers > len(tensors):  # known before the names of millions are made
+        return f"vision_config.num_hidden_layers {form.n_layers} is more than there are tensors"
     own = {name.removeprefix("model."): info for name, info in tensors.items()}
     for name, shape in form.tensors(text_width).items():
         if name not in own:
             return f"tensor {name} is missing"
+        if own[name].dtype not in DTYPE_BYTES:
+            return f"tensor {name} is {own[name].dtype}; pictures need {', '.join(DTYPE_BYTES)}"
         if own[name].shape != shape:
             return f"tensor {name} has shape {list(own[name].shape)}, config.json makes it {list(shape)}"
     return PicturePart(form, {name: own[name] for name in form.tensors(text_width)})
@@ -135,12 +144,18 @@ def _form(config_file: Path, values: Json) -> PictureForm | str:
     tile, patch = read.integer("image_size", 448), read.integer("patch_size", 14)
     hidden, heads = read.integer("hidden_size", 768), read.integer("num_attention_heads", 16)
     ratio = read.number("pixel_shuffle_ratio", 0.5)
+    if not 1 / _MOST_PATCHES <= ratio <= 1:
+        return f"vision_config.pixel_shuffle_ratio {ratio:g} is not one over a whole number"
     shuffle = round(1 / ratio)
     inner, projected = read.integer("intermediate_size", 5632), read.integer("projector_output_dim", 4096)
     if abs(shuffle * ratio - 1) > 1e-9 or shuffle < 1:
         return f"vision_config.pixel_shuffle_ratio {ratio:g} is not one over a whole number"
+    if tile > _LARGEST or tile // patch > _MOST_PATCHES:
+        return f"vision_config.image_size {tile} is more than {_LARGEST}, or than {_MOST_PATCHES} patches of {patch}"
     if tile % (patch * shuffle):
         return f"vision_config.image_size {tile} is not a multiple of {patch * shuffle}"
+    if (layers := read.integer("num_hidden_layers", 34)) > _MOST_LAYERS:
+        return f"vision_config.num_hidden_layers {layers} is more than {_MOST_LAYERS}"
     if hidden % heads or hidden // heads % 4:
         return f"vision_config.hidden_size {hidden} is not a multiple of 4 for each of {heads} heads"
     if inner != hidden * shuffle * shuffle:
@@ -152,8 +167,13 @@ def _form(config_file: Path, values: Json) -> PictureForm | str:
         return f"vision_config.hidden_act {vision['hidden_act']!r} is not gelu"
     rope = vision.get("rope_parameters") or {}
     theta = Reader(config_file, {**vision, **rope} if isinstance(rope, dict) else vision).number("rope_theta", 10000.0)
+    if values.get("multi_modal_projector_bias") or vision.get("multi_modal_projector_bias"):
+        return "vision_config.multi_modal_projector_bias is not served"
     how_file = config_file.parent / "preprocessor_config.json"
-    most = Reader(how_file, read_object_if_there(how_file)).integer("max_patches", 16)
+    how = Reader(how_file, read_object_if_there(how_file))
+    if how.flag("resize_to_max_canvas", False):
+        return "preprocessor_config.json: resize_to_max_canvas is not served"
+    most = how.integer("max_patches", 16)
     if most > _MOST_TILES:
         raise CheckpointError(how_file, f"max_patches {most}: must be at most {_MOST_TILES}")
     return PictureForm(
@@ -163,7 +183,7 @@ def _form(config_file: Path, values: Json) -> PictureForm | str:
         most_tiles=most,
         token=Reader(config_file, values).integer("image_token_index", _IMAGE_TOKEN),
         hidden_size=hidden,
-        n_layers=read.integer("num_hidden_layers", 34),
+        n_layers=layers,
         n_heads=heads,
         intermediate_size=inner,
         projected=projected,

@@ -36,6 +36,7 @@ from penstock.engine.loading.loads import Loads
 from penstock.engine.models.packed import PackedWeights
 from penstock.engine.pace import StepPace
 from penstock.engine.pages import PagePool
+from penstock.engine.pictures.shown import ShownTiles
 from penstock.engine.request import Request, Update
 from penstock.engine.rules import FREE, TextRules
 from penstock.engine.sampling.choice import Chosen
@@ -204,13 +205,19 @@ class Engine:
         check_request(request, self.checkpoint.config.vocab_size, self.max_model_len)
         self._pictures(request)
 
+    @property
+    def no_pictures(self) -> str:
+        """Why requests can't show any; empty: they can."""
+        if self.checkpoint.pictures is None:
+            return self.checkpoint.no_pictures
+        return "they need tp 1 and pp 1" if max(self.config.tp, self.config.pp) > 1 else ""
+
     def _pictures(self, request: Request) -> PictureRows | None:
         """The rows of a request's pictures. Raises RequestRefused."""
-        part, split = self.checkpoint.pictures, max(self.config.tp, self.config.pp) > 1
+        part, reason = self.checkpoint.pictures, self.no_pictures
         if not request.pictures:
             return None
-        if part is None or split:
-            reason = "they need tp 1 and pp 1" if part is not None else self.checkpoint.no_pictures
+        if part is None or reason:
             raise RequestRefused("pictures", f"pictures can't be shown to this model here: {reason}")
         return PictureRows(request.pictures, request.prompt, part.form, request.owner)
 
@@ -471,7 +478,12 @@ class Engine:
 
     def _expected_s(self, flight: Flight) -> float:
         """Of a step that is not alone in the lane; else the lane says it, when the step has its turn."""
-        return self._counters.predict(flight.runs, self.checkpoint.config.hidden_size) if self.config.pp > 1 else 0.0
+        return self._predicted(flight.runs) if self.config.pp > 1 else 0.0
+
+    def _predicted(self, runs: Sequence[Run]) -> float:
+        shown = getattr(self._runner, "shown", None)
+        tile_s = shown.tile_s if isinstance(shown, ShownTiles) else 0.0
+        return self._counters.predict(runs, self.checkpoint.config.hidden_size, tile_s)
 
     async def _computed(self, flight: Flight, runs: Sequence[Run]) -> Sequence[list[Chosen] | EngineError]:
         """The answers to some of its runs; what has begun is that of all."""
@@ -504,7 +516,7 @@ class Engine:
     def _carry_out(self, runs: Sequence[Run]) -> Sequence[list[Chosen] | EngineError]:
         """In the lane: computes a step."""
         with self._pace.turn(runs):
-            self._counters.begin(self._counters.predict(runs, self.checkpoint.config.hidden_size))
+            self._counters.begin(self._predicted(runs))
             answers = self._runner.step(runs)
         return self._examined(runs, answers)
 

@@ -53,7 +53,7 @@ def picture_of(grid: Grid, pixels: Pixels) -> Picture:
     return Picture(grid, digest.digest(), pixels)
 
 
-def picture_from(grid: Grid, side: int, content: bytes) -> Picture:
+def picture_from(grid: Grid, side: int, content: bytes | bytearray | memoryview) -> Picture:
     """The picture whose pixels are `content`; raises ValueError when these are of another size."""
     import numpy as np
 

@@ -25,7 +25,7 @@ class PictureNews(_message.Message):
     NAMES_FIELD_NUMBER: _builtins.int
     PIXELS_FIELD_NUMBER: _builtins.int
     pixels: _builtins.bytes
-    """at most 1 MiB; a picture begins with a message of its own"""
+    """some; a picture begins with a message of its own"""
     @_builtins.property
     def names(self) -> Global___PictureNames: ...
     def __init__(

@@ -3,55 +3,72 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from penstock.errors import Overloaded, Unavailable
 from penstock.pictures.picture import Picture
 
-PictureKey = tuple[bytes, bytes]
-"""Namespace of the tenant, and digest."""
+_TENANT_SHARE = 2
+"""A tenant may hold a half: others find room."""
 
 
 class HeldPictures:
-    """Pictures by tenant: nobody can find out what others show. Bounded in bytes of pixels."""
+    """Pictures by tenant: nobody can find out what others show. Bounded in bytes of pixels, those that are on their way
+    among them."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most = most_bytes
-        self._kept: OrderedDict[PictureKey, Picture] = OrderedDict()
-        self._holds: Counter[PictureKey] = Counter()
-        self.bytes = 0
-        """Of all that are there."""
+        self._kept: OrderedDict[tuple[bytes, bytes], Picture] = OrderedDict()
+        """By namespace and digest."""
+        self._held: dict[tuple[bytes, bytes], int] = {}
+        """Bytes of those that are held, there already or not."""
+        self._holds: Counter[tuple[bytes, bytes]] = Counter()
+
+    @property
+    def used_bytes(self) -> int:
+        """Of all that are there or have room."""
+        idle = sum(one.pixels.nbytes for key, one in self._kept.items() if key not in self._held)
+        return idle + sum(self._held.values())
 
     @contextmanager
-    def held(self, keys: Sequence[PictureKey]) -> Iterator[None]:
-        """For the length of the block these pictures stay, those that come meanwhile too."""
-        self._holds.update(keys)
+    def held(self, namespace: bytes, sizes: Mapping[bytes, int]) -> Iterator[list[bytes]]:
+        """For the length of the block these pictures stay, and have room where they are not there yet; their digests,
+        with the bytes of each. Gives those that are lacking. Raises Overloaded, and then nothing has changed."""
+        keys = {(namespace, digest): size for digest, size in sizes.items()}
+        self._make_room(namespace, keys)
+        self._held |= keys
+        self._holds.update(keys.keys())
         for key in keys:
             if key in self._kept:
                 self._kept.move_to_end(key)
         try:
-            yield
+            yield [digest for digest in sizes if (namespace, digest) not in self._kept]
         finally:
-            self._holds.subtract(keys)
-            self._holds += Counter()  # without those that nobody holds
+            for key in keys:
+                self._holds[key] -= 1
+                if not self._holds[key]:
+                    del self._holds[key], self._held[key]
 
-    def lacks(self, key: PictureKey) -> bool:
-        """Whether a picture is not there."""
-        return key not in self._kept
+    def _make_room(self, namespace: bytes, keys: Mapping[tuple[bytes, bytes], int]) -> None:
+        """The oldest that nobody holds leave, as far as that is needed and helps."""
+        held = {**self._held, **keys}
+        own = sum(size for (whose, _), size in held.items() if whose == namespace)
+        share = self._most // _TENANT_SHARE if any(whose != namespace for whose, _ in held) else self._most
+        needed = sum(held.values())
+        if own > share or needed > self._most:
+            raise Overloaded(f"pictures of {self._most} bytes are shown at a time", retry_after=1.0)
+        idle = [key for key in self._kept if key not in held]
+        size = sum(self._kept[key].pixels.nbytes for key in idle)
+        for key in idle:
+            if needed + size <= self._most:
+                return
+            size -= self._kept.pop(key).pixels.nbytes
 
     def add(self, namespace: bytes, picture: Picture) -> None:
-        """Keeps a picture; the oldest that nobody holds make room. Raises Overloaded when there is none."""
-        key, size = (namespace, picture.digest), picture.pixels.nbytes
-        if key in self._kept:
-            return
-        idle = [other for other in self._kept if other not in self._holds]
-        while self.bytes + size > self._most:
-            if not idle:
-                raise Overloaded(f"pictures of {self._most} bytes are shown already", retry_after=1.0)
-            self.bytes -= self._kept.pop(idle.pop(0)).pixels.nbytes
-        self._kept[key] = picture
-        self.bytes += size
+        """Keeps a picture, which is held."""
+        assert (namespace, picture.digest) in self._held, "it has no room"
+        self._kept.setdefault((namespace, picture.digest), picture)
 
     def find(self, namespace: bytes, digest: bytes) -> Picture:
         """A tenant's picture. Raises Unavailable."""

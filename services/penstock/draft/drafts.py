@@ -220,7 +220,11 @@ class Drafts:
         dropped: asyncio.Future[DraftDropped] = self._loop.create_future()
 
         def drop() -> None:
-            self._loop.call_soon_threadsafe(_settle, dropped, self._model.drop(owner))
+            try:
+                found: DraftDropped | Exception = self._model.drop(owner)
+            except Exception as error:  # of this order alone
+                found = error
+            self._loop.call_soon_threadsafe(_settle, dropped, found)
 
         self._return(drop)
         return await dropped
@@ -325,8 +329,12 @@ class Drafts:
         return {"computed": stats.computed, "pages": stats.reused, "store": stats.fetched}
 
 
-def _settle(dropped: asyncio.Future[DraftDropped], found: DraftDropped) -> None:
-    if not dropped.done():  # else nobody waits any more
+def _settle(dropped: asyncio.Future[DraftDropped], found: DraftDropped | Exception) -> None:
+    if dropped.done():
+        return  # nobody waits any more
+    if isinstance(found, Exception):
+        dropped.set_exception(found)
+    else:
         dropped.set_result(found)
 
 

@@ -101,6 +101,9 @@ class GatewayConfig:
     """Most bytes of one HTTP body."""
     max_upload_bytes: Size = 256 * 1024 * 1024
     """Most bytes of all HTTP bodies that are arriving; a request whose body finds no room gets a 503."""
+    max_picture_bytes: Size = 256 * 1024 * 1024
+    """Most bytes of the pixels of all pictures that something is being answered about; a request whose pictures find no
+    room gets a 503."""
     max_n: int = 16
     """Most choices of one request, for all its prompts together."""
     max_request_tokens: int = 524_288
@@ -190,7 +193,16 @@ class GatewayConfig:
         _far_sites(self.site, self.far)
         port_addresses(self, "http_address", "grpc_address")
         optional_port_addresses(self, "metrics_address")
-        at_least(self, 1, "max_live_requests", "max_body_bytes", "max_upload_bytes", "max_n", "max_request_tokens")
+        at_least(
+            self,
+            1,
+            "max_live_requests",
+            "max_body_bytes",
+            "max_upload_bytes",
+            "max_picture_bytes",
+            "max_n",
+            "max_request_tokens",
+        )
         at_least(self, 1, "max_output_tokens", "max_file_bytes", "max_tenant_file_bytes", "max_tenant_files")
         at_least(self, 1, "max_batch_lines", "max_tenant_batches", "max_live_lines", "batch_kept_s")
         at_least(self, 1, "max_responses", "max_responses_bytes", "max_tenant_responses", "max_tenant_responses_bytes")

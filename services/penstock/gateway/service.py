@@ -132,6 +132,7 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
                 sessions=Sessions(config.max_sessions, config.max_session_tokens, config.max_tenant_session_tokens),
                 past=PastRequests(config.max_past_requests, config.max_past_bytes),
                 answers=answers,
+                pixels=TenantPot(config.max_picture_bytes, several=several, weight=limiter.weight),
                 metrics=metrics,
             )
             served = Models(

@@ -52,7 +52,7 @@ _CERTIFICATES: Mapping[router_pb2.Role.ValueType, MemberRole] = {
     router_pb2.ROLE_KVSTORE: "store",
     router_pb2.ROLE_DRAFT: "draft",
 }
-"""Whose a member of each role needs."""
+"""The role of the certificate that a member of each role shows."""
 
 _TO_MESSAGE = {role: message for message, role in _ROLES.items()}
 
@@ -60,8 +60,8 @@ _TO_MESSAGE = {role: message for message, role in _ROLES.items()}
 def member(hello: router_pb2.Hello, caller: CallingMember | None = None) -> Member:
     """A worker or a store, as it describes itself. Raises InvalidRequest, Refused for another wire, and Forbidden for
     what its certificate does not cover."""
-    if hello.role not in _CERTIFICATES:
-        raise _bad("hello.role", "prefill, decode, both, kvstore or draft")
+    if hello.role != router_pb2.ROLE_KVSTORE and hello.role not in _ROLES:
+        raise _bad("hello.role", "prefill, decode, both or kvstore, or draft on a stream of its own")
     _check_member(hello, caller)
     if hello.role == router_pb2.ROLE_KVSTORE:
         who = hello.member_id

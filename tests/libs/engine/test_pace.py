@@ -85,7 +85,7 @@ def test_one_prompt_is_computed_without_a_turn(config, batons):
 class _FakeRun:
     def __init__(self, known: int) -> None:
         self.known = self.tokens = known
-        self.shows = False
+        self.shows, self.tiles = False, 0
 
 
 def request(name: str, length: int, tokens: int) -> Request:

@@ -181,16 +181,17 @@ async def test_a_model_of_texts_sees_none(tiny, kit):
             await kit.read(engine, request("r", [1, 2, 3], (ShownPicture(drawn(1), 0, 1),)))
 
 
-def test_a_step_with_tiles_is_predicted_by_nobody_and_says_nothing_of_texts(seeing):
-    """Its tiles may have to be computed, or be there."""
+def test_a_step_with_tiles_takes_as_long_as_they_do_and_says_nothing_of_texts(seeing):
     tokens, shown = prompt(seeing.form, 9, drawn(1), 12)
     run = run_of(tokens, 0, len(tokens), tables([len(tokens)])[0])
     counters = Counters()
     counters.step(2.0, len(tokens), len(tokens), [run])
     rate = counters.prefill_tokens_per_s
     assert counters.predict([run], 64) > 0
+    text_s = counters.predict([run], 64)
     run.pictures = PictureRows(shown, tokens, seeing.form)
-    assert counters.predict([run], 64) == 0
+    assert counters.predict([run], 64) == 0, "nobody knows"
+    assert counters.predict([run], 64, 0.5) == pytest.approx(text_s + 0.5)
     counters.step(20.0, len(tokens), len(tokens), [run])
     assert counters.prefill_tokens_per_s == rate
     run.aim(len(tokens) - 9, 9, ())

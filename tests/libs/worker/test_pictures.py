@@ -26,34 +26,58 @@ def drawn(seed, grid=(1, 1), side=SIDE):
 
 def test_pictures_stay_while_they_are_held_and_the_latest_a_while_longer():
     held, (first, second, third) = HeldPictures(2 * SIZE), map(drawn, range(3))
-    with held.held([(ONE, first.digest)]):
+    with held.held(ONE, {first.digest: SIZE}) as lacking:
+        assert lacking == [first.digest] and held.used_bytes == SIZE, "those that are to come have room"
         held.add(ONE, first)
-        held.add(ONE, second)
-        held.add(ONE, third)
-        assert held.find(ONE, first.digest) is first and held.bytes == 2 * SIZE
+        for other in (second, third):
+            with held.held(ONE, {other.digest: SIZE}):
+                held.add(ONE, other)
+        assert held.find(ONE, first.digest) is first and held.used_bytes == 2 * SIZE
         with pytest.raises(Unavailable):
             held.find(ONE, second.digest)
-        with held.held([(ONE, third.digest)]), pytest.raises(Overloaded):
-            held.add(ONE, second)
-    held.add(ONE, second)
+        with (
+            held.held(ONE, {third.digest: SIZE}) as lacking,
+            pytest.raises(Overloaded),
+            held.held(ONE, {second.digest: SIZE}),
+        ):
+            pass
+        assert lacking == [] and held.find(ONE, third.digest) is third, "what finds no room takes none"
+    with held.held(ONE, {second.digest: SIZE}):
+        held.add(ONE, second)
     assert held.find(ONE, third.digest) is third, "the oldest has made room"
-    assert held.lacks((ONE, first.digest))
+    with pytest.raises(Unavailable):
+        held.find(ONE, first.digest)
+    assert not held._held and not held._holds
 
 
 def test_a_tenant_does_not_find_what_another_shows():
     held, picture = HeldPictures(1 << 20), drawn(1)
-    held.add(ONE, picture)
-    assert held.lacks((OTHER, picture.digest))
+    with held.held(ONE, {picture.digest: SIZE}):
+        held.add(ONE, picture)
+    with held.held(OTHER, {picture.digest: SIZE}) as lacking:
+        assert lacking == [picture.digest]
     with pytest.raises(Unavailable, match="a picture of the request is not here"):
         held.find(OTHER, picture.digest)
+
+
+def test_a_tenant_holds_all_alone_and_half_beside_others():
+    held, pictures = HeldPictures(4 * SIZE), [drawn(number) for number in range(5)]
+    with held.held(ONE, {one.digest: SIZE for one in pictures[:4]}):
+        pass
+    with held.held(OTHER, {pictures[0].digest: SIZE}), held.held(ONE, {one.digest: SIZE for one in pictures[1:3]}):
+        with pytest.raises(Overloaded), held.held(ONE, {pictures[3].digest: SIZE}):
+            pass
+        with held.held(OTHER, {pictures[4].digest: SIZE}):
+            pass
 
 
 @pytest.fixture
 async def service():
     """A stub, and the pictures of the worker behind it."""
     form = SimpleNamespace(tile=SIDE, most_tiles=4)
-    checkpoint = SimpleNamespace(pictures=SimpleNamespace(form=form), no_pictures="")
-    worker = SimpleNamespace(pictures=HeldPictures(1 << 20), engine=SimpleNamespace(checkpoint=checkpoint))
+    engine = SimpleNamespace(checkpoint=SimpleNamespace(pictures=SimpleNamespace(form=form)), no_pictures="")
+    config = SimpleNamespace(picture_bytes=40 * SIZE)
+    worker = SimpleNamespace(pictures=HeldPictures(config.picture_bytes), engine=engine, config=config)
 
     def register(server):
         pictures_pb2_grpc.add_PicturesServicer_to_server(PicturesService(worker), server)
@@ -108,10 +132,9 @@ async def test_only_what_is_lacking_is_sent(service):
     [
         ([pictures_pb2.PictureNews(pixels=b"x")], "names: come first, and name a picture"),
         ([names()], "names: come first, and name a picture"),
-        ([names(*[drawn(1)] * 9)], "must have at most 8"),
-        ([names(drawn(1), side=27)], "names.pictures.side = 27: must be 28"),
-        ([names(drawn(1), rows=5)], "names.pictures.rows = 5 x 1: must make 1 to 4 tiles"),
-        ([names(drawn(1), rows=0)], "must make 1 to 4 tiles"),
+        ([names(*[drawn(1)] * 33)], "must have at most 32"),
+        ([names(drawn(1), drawn(1))], "names.pictures: each is named once"),
+        ([names(*[drawn(number, (2, 2)) for number in range(9)])], "must be at most 94080: see picture_bytes"),
         ([names(drawn(1), digest=b"short")], "names.pictures.digest = 5 bytes"),
         ([names(drawn(1), namespace=b"short")], "names.namespace = 5 bytes"),
         ([names(drawn(1)), *news(drawn(2))], r"pixels: are not those of names\.pictures\[0\]\.digest"),
@@ -127,4 +150,24 @@ async def test_what_a_gateway_may_not_say(service, said, error):
         async for _ in call:
             pass
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert held.bytes in (0, SIZE)
+    assert held.used_bytes in (0, SIZE) and not held._held
+
+
+@pytest.mark.parametrize("other", [{"side": 27}, {"rows": 5}, {"rows": 0}])
+async def test_a_picture_in_another_form_is_for_another_worker(service, other):
+    stub, _ = service
+    call = stub.Hold(iter([names(drawn(1), **other)]))
+    with pytest.raises(grpc.aio.AioRpcError, match="are not what this worker's model takes") as refused:
+        async for _ in call:
+            pass
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_what_finds_no_room_is_not_sent(service):
+    stub, held = service
+    with held.held(OTHER, {bytes([number]) * 32: SIZE for number in range(20)}):
+        call = stub.Hold()
+        await call.write(names(*[drawn(number) for number in range(21)]))
+        with pytest.raises(grpc.aio.AioRpcError, match="are shown at a time") as refused:
+            await call.read()
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

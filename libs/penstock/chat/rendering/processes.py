@@ -9,29 +9,23 @@ from __future__ import annotations
 import asyncio
 import codecs
 import json
-import signal
-import socket
-import subprocess
-import sys
-import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
 import msgspec
-import structlog
 
 from penstock.chat.model import ChatModel
-from penstock.chat.rendering.frames import Kind, receive, send
 from penstock.chat.resuming.waypoint import Rest, Waypoint
 from penstock.chat.template import ChatTemplate, Shown
-from penstock.errors import InvalidRequest, Unavailable
+from penstock.errors import InvalidRequest
+from penstock.pictures.apart import pictures_apart
+from penstock.runtime.apart.frames import Kind
+from penstock.runtime.apart.processes import OutOfTime, ProcessesApart
 
 RENDER_S = 1.0
 """Seconds of a processor for one prompt, many times what the longest takes."""
-_SILENCE_S = 120.0
-"""Seconds of the clock after which a process is ended that neither answers nor uses its processor."""
 _MOST = 10
 """Processes; as many as there are threads that render."""
 _WAYPOINT = msgspec.json.Decoder(Waypoint | None)
@@ -44,26 +38,28 @@ _SLICE = 1 << 18
 
 class RenderProcesses:
     """Renders like the `ChatTemplate` that it is made of, in another process; waits in threads. Made by
-    `open_processes`."""
+    `open_processes`.
+
+    It is asked with JSON: messages, tools, a waypoint, whether an answer is opened, and variables; it answers with the
+    next waypoint as JSON, a line feed, and the text, or with nothing where it can't go on from the waypoint.
+    """
 
     def __init__(self, template: ChatTemplate, *, seconds: float = RENDER_S, most: int = _MOST) -> None:
         """`seconds` of a processor are allowed for one prompt; at most `most` processes render."""
         self.source = template.source
         self.variables = template.variables
-        self._setup = json.dumps(
+        setup = json.dumps(
             {"source": template.source, "special_tokens": template.special_tokens, "seconds": seconds}
         ).encode()
-        self._room = threading.BoundedSemaphore(most)
-        self._lock = threading.Lock()
-        self._idle: list[_Process] = []
-        self._all: set[_Process] = set()
-        self._closed = False
+        self._apart = ProcessesApart(
+            "penstock.chat.rendering", setup, most=most, what="the prompt could not be rendered"
+        )
+        self.start, self.close = self._apart.start, self._apart.close
 
     @property
     def pids(self) -> list[int]:
         """Of the processes that are ready or render."""
-        with self._lock:
-            return [process.pid for process in self._all]
+        return self._apart.pids
 
     def render(
         self,
@@ -90,105 +86,18 @@ class RenderProcesses:
     ) -> Rest | None:
         """See `Renders.resume`; raises like `render`."""
         asked = msgspec.json.encode((_sliced(messages), _sliced(tools), waypoint, generate, variables))
-        with self._room:
-            process = self._take()
-            try:
-                kind, content = process.ask(asked)
-            except (EOFError, OSError):
-                self._replace(process)
-            else:
-                with self._lock:
-                    self._idle.append(process)
-                return _rest(kind, content)
-        if process.out_of_time:
-            raise _too_slow()
-        if self._closed:
-            raise _stopping()
-        structlog.get_logger("penstock.chat").warning("a process that renders ended", status=process.status)
-        raise Unavailable("the prompt could not be rendered; try again", code="unavailable", retry_after=1)
-
-    def start(self) -> None:
-        """Starts a process, so that the first prompt need not wait until it has."""
-        process = _Process(self._setup)
-        with self._lock:
-            if not self._closed:
-                self._all.add(process)
-                self._idle.append(process)
-                return
-        process.end()
-
-    def close(self) -> None:
-        """Ends all processes; what still renders raises Unavailable."""
-        with self._lock:
-            self._closed = True
-            ending, self._all, self._idle = self._all, set(), []
-        for process in ending:
-            process.end()
-
-    def _take(self) -> _Process:
-        while True:
-            with self._lock:
-                if self._closed:
-                    raise _stopping()
-                if self._idle:
-                    return self._idle.pop()
-            self.start()
-
-    def _replace(self, process: _Process) -> None:
-        process.end()
-        with self._lock:
-            self._all.discard(process)
-            closed = self._closed
-        if not closed:
-            self.start()
-
-
-class _Process:
-    """One process, and the socket to it."""
-
-    def __init__(self, setup: bytes) -> None:
-        self._socket, theirs = socket.socketpair()
-        self._socket.settimeout(_SILENCE_S)
-        with theirs:
-            # Without the working directory, which -m else puts before all modules.
-            command = [sys.executable, "-P", "-m", "penstock.chat.rendering"]
-            self._popen: subprocess.Popen[bytes] = subprocess.Popen(
-                command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL
-            )
-        self.pid = self._popen.pid
-        with suppress(OSError):  # one that has ended at once says so when it is asked
-            send(self._socket, "setup", setup)
-
-    @property
-    def status(self) -> int | None:
-        """How it ended."""
-        return self._popen.returncode
-
-    @property
-    def out_of_time(self) -> bool:
-        """Whether the kernel ended it for taking too long."""
-        return self.status == -signal.SIGXCPU
-
-    def ask(self, asked: bytes) -> tuple[Kind, bytearray]:
-        """Its answer. Raises EOFError and OSError."""
-        send(self._socket, "render", asked)
-        return receive(self._socket)
-
-    def end(self) -> None:
-        """Ends it; whoever waits for its answer gets an EOFError."""
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._popen.kill()  # does nothing to one that has ended: its status stays what it was
-        self._popen.wait()
-        self._socket.close()
+        try:
+            return _rest(*self._apart.ask(asked))
+        except OutOfTime:
+            raise _too_slow() from None
 
 
 def _rest(kind: Kind, content: bytearray) -> Rest | None:
-    if kind == "text":
+    if kind == "answer":
         end = content.index(b"\n")
         waypoint = _WAYPOINT.decode(memoryview(content)[:end])
         return Rest(_decoded(memoryview(content)[end + 1 :]), waypoint)
-    if kind == "lost":
+    if kind == "nothing":
         return None
     if kind == "stopped":
         raise _too_slow()
@@ -217,10 +126,6 @@ def _decoded(content: memoryview) -> str:
     return "".join([decoder.decode(content[at : at + _SLICE]) for at in range(0, len(content), _SLICE)])
 
 
-def _stopping() -> Unavailable:
-    return Unavailable("the gateway is stopping", code="unavailable", retry_after=1)
-
-
 def _too_slow() -> InvalidRequest:
     return InvalidRequest("messages: the chat template takes too long to render these", field="messages")
 
@@ -238,9 +143,12 @@ async def open_processes(template: ChatTemplate, *, seconds: float = RENDER_S) -
 
 @asynccontextmanager
 async def rendering_apart(model: ChatModel) -> AsyncIterator[ChatModel]:
-    """`model` with its template in other processes for the length of the block."""
-    if not isinstance(model.template, ChatTemplate):
+    """`model` with its template, and what reads its pictures, in other processes for the length of the block."""
+    async with AsyncExitStack() as stack:
+        if isinstance(model.template, ChatTemplate):
+            template = await stack.enter_async_context(open_processes(model.template))
+            model = replace(model, template=template)
+        if model.pictures is not None:
+            reading = await stack.enter_async_context(pictures_apart(model.pictures.form))
+            model = replace(model, pictures=replace(model.pictures, reader=reading.read))
         yield model
-        return
-    async with open_processes(model.template) as processes:
-        yield replace(model, template=processes)

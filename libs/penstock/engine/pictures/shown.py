@@ -3,6 +3,7 @@ what has its KV in pages needs none."""
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -37,6 +38,8 @@ class ShownTiles:
         self._bytes = 0
         self.computed = 0
         """Tiles, since the start."""
+        self.tile_s = 0.0
+        """Seconds that the slowest of them took; 0: none was computed."""
 
     def takes(self, order: Sequence[object]) -> bool:
         """Whether a step of these runs has rows of pictures."""
@@ -65,7 +68,9 @@ class ShownTiles:
         key = owner, part.picture.digest, part.tile
         found = self._kept.get(key)
         if found is None:
+            began = time.perf_counter()
             found = self._tower.embeddings(part.picture.pixels[part.tile : part.tile + 1])[0]
+            self.tile_s = max(self.tile_s, time.perf_counter() - began)
             self.computed += 1
             self._kept[key] = found
             self._bytes += found.nbytes

@@ -68,6 +68,10 @@ class PictureRows:
             picture, number = self._owners[own[0]]
             yield TileRows(picture, number // self._each, number % self._each, self._places[own[0]], len(own))
 
+    def tiles_between(self, start: int, end: int) -> int:
+        """Of how many tiles some embeddings stand there."""
+        return sum(1 for _ in self.between(start, end))
+
     def any_between(self, start: int, end: int) -> bool:
         """Whether there are any."""
         return bisect_left(self._places, start) < bisect_left(self._places, end)

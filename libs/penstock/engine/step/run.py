@@ -86,6 +86,11 @@ class Run:
         return self.pictures is not None and self.pictures.any_between(self.start, self.end)
 
     @property
+    def tiles(self) -> int:
+        """Of how many tiles they are."""
+        return 0 if self.pictures is None else self.pictures.tiles_between(self.start, self.end)
+
+    @property
     def ids(self) -> Sequence[int]:
         """Ids of the known tokens, then of the drafts."""
         known = self.choice.tokens[self.start : self.start + self.known]

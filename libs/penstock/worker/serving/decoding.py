@@ -53,8 +53,8 @@ class DecodeService(decode_pb2_grpc.DecodeServicer):
         self, request: decode_pb2.GenerateRequest, left_s: float | None, way: Way
     ) -> AsyncGenerator[decode_pb2.GenerateEvent, None]:
         """Those events of a request that `way` does not take as they come to be: at least the first and the last."""
-        order = order_from_message(request.request, self._worker.pictures)
         self._worker.check_planned(request.request, request.capability)
+        order = order_from_message(request.request, self._worker.pictures)
         asked, work = order.request, self._worker.work(order)
         metrics, source = self._worker.metrics, None
         if request.HasField("handoff"):

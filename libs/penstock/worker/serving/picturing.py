@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator
 import grpc
 
 from penstock.checkpoint import PictureForm
-from penstock.errors import InvalidRequest
+from penstock.errors import InvalidRequest, Unavailable
 from penstock.kv.bounds import check_namespace
 from penstock.kv.identity import KEY_BYTES
-from penstock.pictures.picture import Grid, picture_from
-from penstock.pictures.reading import MOST_PICTURES
+from penstock.pictures.picture import Grid, Picture, picture_from
+from penstock.pictures.reading import MOST_PICTURES, MOST_PIXEL_BYTES
 from penstock.rpc.bounds import bad, check_count, check_length
 from penstock.v1 import pictures_pb2, pictures_pb2_grpc
 from penstock.worker.worker import Worker
@@ -26,8 +26,8 @@ class PicturesService(pictures_pb2_grpc.PicturesServicer):
 
     def __init__(self, worker: Worker) -> None:
         self._pictures = worker.pictures
-        self._part = worker.engine.checkpoint.pictures
-        self._none = worker.engine.checkpoint.no_pictures
+        self._engine = worker.engine
+        self._most_bytes = worker.config.picture_bytes
 
     async def Hold(
         self,
@@ -37,63 +37,77 @@ class PicturesService(pictures_pb2_grpc.PicturesServicer):
         """Takes what it lacks, and holds all until the stream ends."""
         names = (await _next(request_iterator)).names
         grids = self._check(names)
-        keys = [(names.namespace, name.digest) for name in names.pictures]
-        with self._pictures.held(keys):
-            wanted = [number for number, key in enumerate(keys) if self._pictures.lacks(key)]
+        sizes = {name.digest: _size(grids[name.digest], name.side) for name in names.pictures}
+        with self._pictures.held(names.namespace, sizes) as lacking:
+            wanted = [number for number, name in enumerate(names.pictures) if name.digest in lacking]
             yield pictures_pb2.PicturesHeld(wanted=wanted)
             for number in wanted:
-                await self._take(names, number, grids[number], request_iterator)
+                name = names.pictures[number]
+                picture = await _taken(request_iterator, name, grids[name.digest], number)
+                self._pictures.add(names.namespace, picture)
             if wanted:
                 yield pictures_pb2.PicturesHeld()
             async for _ in request_iterator:
                 raise InvalidRequest("all pictures are here: nothing more is to be sent", field="pixels")
 
-    def _check(self, names: pictures_pb2.PictureNames) -> list[Grid]:
-        """How each is cut. Raises InvalidRequest."""
-        if self._part is None:
-            raise InvalidRequest(f"names: this model sees no pictures: {self._none}", field="names")
+    def _check(self, names: pictures_pb2.PictureNames) -> dict[bytes, Grid]:
+        """How each is cut. Raises InvalidRequest, and Unavailable for what another worker may take."""
+        part = self._engine.checkpoint.pictures
+        if part is None or self._engine.no_pictures:
+            what = f"names: this model sees no pictures here: {self._engine.no_pictures}"
+            raise InvalidRequest(what, field="names")
         check_namespace("names.namespace", names.namespace)
         check_count("names.pictures", names.pictures, MOST_PICTURES)
         if not names.pictures:
             raise InvalidRequest("names: come first, and name a picture", field="names")
-        return [_grid(name, self._part.form) for name in names.pictures]
+        found = {name.digest: _grid(name, part.form) for name in names.pictures}
+        if len(found) < len(names.pictures):
+            raise InvalidRequest("names.pictures: each is named once", field="names.pictures")
+        size = sum(_size(grid, part.form.tile) for grid in found.values())
+        if size > min(self._most_bytes, MOST_PIXEL_BYTES):
+            most = min(self._most_bytes, MOST_PIXEL_BYTES)
+            raise bad("names.pictures", f"{size} bytes of pixels", f"must be at most {most}: see picture_bytes")
+        return found
 
-    async def _take(
-        self,
-        names: pictures_pb2.PictureNames,
-        number: int,
-        grid: Grid,
-        news: AsyncIterator[pictures_pb2.PictureNews],
-    ) -> None:
-        name = names.pictures[number]
-        content, size = bytearray(), grid.tiles * name.side * name.side * 3
-        while len(content) < size:
-            content += (await _next(news)).pixels
-        if len(content) > size:
-            raise bad("pixels", f"{len(content)} bytes", f"must be {size} for picture {number}")
-        picture = await asyncio.to_thread(picture_from, grid, name.side, bytes(content))
-        if picture.digest != name.digest:
-            raise InvalidRequest(f"pixels: are not those of names.pictures[{number}].digest", field="pixels")
-        self._pictures.add(names.namespace, picture)
+
+async def _taken(
+    news: AsyncIterator[pictures_pb2.PictureNews], name: pictures_pb2.PictureName, grid: Grid, number: int
+) -> Picture:
+    """The picture whose pixels come. Raises InvalidRequest when they are another's."""
+    content, size = bytearray(), _size(grid, name.side)
+    while len(content) < size:
+        content += (await _next(news)).pixels
+    if len(content) > size:
+        raise bad("pixels", f"{len(content)} bytes", f"must be {size} for picture {number}")
+    picture = await asyncio.to_thread(picture_from, grid, name.side, content)
+    if picture.digest != name.digest:
+        raise InvalidRequest(f"pixels: are not those of names.pictures[{number}].digest", field="pixels")
+    return picture
 
 
 async def _next(news: AsyncIterator[pictures_pb2.PictureNews]) -> pictures_pb2.PictureNews:
-    """Raises InvalidRequest when none comes, or an empty one."""
+    """Raises InvalidRequest for an empty one, and Unavailable when none comes in time."""
     try:
         async with asyncio.timeout(_PATIENCE_S):
             async for message in news:
-                if message.WhichOneof("kind") is not None and (message.HasField("names") or message.pixels):
+                if message.HasField("names") or message.pixels:
                     return message
                 break
     except TimeoutError:
-        pass
+        raise Unavailable("the pictures have not come in time") from None
     raise InvalidRequest("names and pixels: what was to come has not come, or was empty", field="pixels")
+
+
+def _size(grid: Grid, side: int) -> int:
+    """Bytes of a picture's pixels."""
+    return grid.tiles * side * side * 3
 
 
 def _grid(name: pictures_pb2.PictureName, form: PictureForm) -> Grid:
     check_length("names.pictures.digest", name.digest, KEY_BYTES)
-    if name.side != form.tile:
-        raise bad("names.pictures.side", str(name.side), f"must be {form.tile}")
-    if not (name.rows > 0 and name.columns > 0 and name.rows * name.columns <= form.most_tiles):
-        raise bad("names.pictures.rows", f"{name.rows} x {name.columns}", f"must make 1 to {form.most_tiles} tiles")
+    if name.side != form.tile or not 0 < name.rows * name.columns <= form.most_tiles:
+        # As another worker may take it: gateway and worker have other settings of one model.
+        cut = f"{name.rows} x {name.columns} tiles of {name.side} pixels"
+        right = f"1 to {form.most_tiles} tiles of {form.tile} pixels"
+        raise Unavailable(f"names.pictures: {cut} are not what this worker's model takes: {right}", code="picture_form")
     return Grid(name.rows, name.columns)

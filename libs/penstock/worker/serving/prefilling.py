@@ -40,8 +40,8 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
         message = request.request
         wanted = message.sampling.max_tokens
         first = len(message.output_ids) + 1
-        order = order_from_message(message, self._worker.pictures, max_tokens=min(wanted, first))
         self._worker.check_planned(message, request.capability)
+        order = order_from_message(message, self._worker.pictures, max_tokens=min(wanted, first))
         work = self._worker.work(order, hands_on=True)
         name = (message.request_id, request.capability.epoch, request.capability.mac)
         with self._handoffs.offer(name, work.sink) as entry:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -19,11 +19,12 @@ import structlog
 from penstock.chat.model import ChatModel
 from penstock.chat.sessions import Sessions
 from penstock.chat.stops import StopAutomaton
-from penstock.errors import DeadlineExceeded, PenstockError
+from penstock.errors import DeadlineExceeded, Overloaded, PenstockError
 from penstock.gateway.accounts.auth import Auth
 from penstock.gateway.accounts.entry import of_request
 from penstock.gateway.accounts.ledger import UsageLedger
 from penstock.gateway.accounts.limiter import Limiter
+from penstock.gateway.accounts.pot import TenantPot
 from penstock.gateway.completing.answer import Answer, draw
 from penstock.gateway.completing.calls import call_grammar, sampling_of
 from penstock.gateway.completing.chronicle import chronicle
@@ -43,6 +44,7 @@ from penstock.gateway.completing.prompts import (
     prepare,
     weight,
     with_output,
+    without_links,
 )
 from penstock.gateway.completing.repeating import place_of, request_parts, secret_of
 from penstock.gateway.completing.stored_answers import AnswerStore
@@ -85,6 +87,8 @@ class SharedParts:
     sessions: Sessions
     past: PastRequests
     answers: AnswerStore | None
+    pixels: TenantPot
+    """Bytes of pictures, while something is answered about them."""
     metrics: GatewayMetrics
 
 
@@ -119,6 +123,7 @@ class Completer:
         self.sessions = shared.sessions
         self._past = shared.past
         self._answers = shared.answers
+        self._pixels = shared.pixels
         self._volatile = VolatileLines(config.volatile_lines, config.volatile_pattern)
         self.tokens = Tokens(model, shared.threads, self._volatile)
         self._running: set[Completion] = set()
@@ -176,47 +181,63 @@ class Completer:
         )
         size = sum(map(weight, ask.prompts))
         prompts = [await self._prepare(prompt, caller, naming, size) for prompt in ask.prompts]
+        ask = replace(ask, prompts=[*map(without_links, ask.prompts)])
+        with self._room_for_pictures(caller.tenant, prompts):
+            try:
+                async with asyncio.timeout(self._left(caller)):
+                    grammars = [await self._grammar(ask, prompt, caller, size) for prompt in prompts]
+            except TimeoutError:
+                raise DeadlineExceeded("the request took too long", code="timeout") from None
+            took = time.perf_counter() - begin
+            completion = Completion(
+                ask,
+                caller,
+                prompts=len(prompts),
+                block_size=naming.block_size,
+                fingerprint=self._fingerprint(served.spec, adapter=served.adapter),
+                tokenize_s=took,
+                metrics=self._own.requests,
+                answered=partial(self._answered, caller),
+                account=self._count,
+            )
+            self._add_choices(completion, prompts, naming, grammars)
+            if caller.repeat is not None:
+                ids = [prompt.ids for prompt in prompts]
+                seen = [one.picture.digest for prompt in prompts for one in prompt.pictures]
+                parts = chain(request_parts(completion.seed, completion.fingerprint, ask, ids, grammars), seen)
+                secret = secret_of(caller.repeat, parts)
+                completion.place = place_of(caller.repeat, secret, len(completion.choices))
+                if self._answers is not None and ask.sampling.tokens_alone:
+                    completion.stored = self._answers.of(secret, len(completion.choices))
+                    recalled = await completion.stored.read(self._threads)
+                    completion.recall(recalled, interrupted=not completion.stored.over)
+            try:
+                async with (
+                    asyncio.timeout(self._left(caller) + _LAST_WORDS_S),
+                    beside(
+                        completion.run, name="request", on_failure="stop", failed=self._metrics.task_failed
+                    ) as running,
+                ):
+                    self._running.add(completion)
+                    yield completion
+                    await running.ended()
+            except TimeoutError:
+                raise DeadlineExceeded("the request took too long", code="timeout") from None
+            finally:
+                self._running.discard(completion)
+                completion.close()
+
+    @contextmanager
+    def _room_for_pictures(self, tenant: str, prompts: Sequence[Prepared]) -> Iterator[None]:
+        """Room for the pixels of the prompts' pictures, for the length of the block. Raises Overloaded."""
+        size = sum(one.picture.pixels.nbytes for prompt in prompts for one in prompt.pictures)
+        if size and not self._pixels.take(tenant, size):
+            raise Overloaded("too many pictures are being looked at; try again", code="overloaded", retry_after=1.0)
         try:
-            async with asyncio.timeout(self._left(caller)):
-                grammars = [await self._grammar(ask, prompt, caller, size) for prompt in prompts]
-        except TimeoutError:
-            raise DeadlineExceeded("the request took too long", code="timeout") from None
-        took = time.perf_counter() - begin
-        completion = Completion(
-            ask,
-            caller,
-            prompts=len(prompts),
-            block_size=naming.block_size,
-            fingerprint=self._fingerprint(served.spec, adapter=served.adapter),
-            tokenize_s=took,
-            metrics=self._own.requests,
-            answered=partial(self._answered, caller),
-            account=self._count,
-        )
-        self._add_choices(completion, prompts, naming, grammars)
-        if caller.repeat is not None:
-            ids = [prompt.ids for prompt in prompts]
-            seen = [one.picture.digest for prompt in prompts for one in prompt.pictures]
-            parts = chain(request_parts(completion.seed, completion.fingerprint, ask, ids, grammars), seen)
-            secret = secret_of(caller.repeat, parts)
-            completion.place = place_of(caller.repeat, secret, len(completion.choices))
-            if self._answers is not None and ask.sampling.tokens_alone:
-                completion.stored = self._answers.of(secret, len(completion.choices))
-                recalled = await completion.stored.read(self._threads)
-                completion.recall(recalled, interrupted=not completion.stored.over)
-        try:
-            async with (
-                asyncio.timeout(self._left(caller) + _LAST_WORDS_S),
-                beside(completion.run, name="request", on_failure="stop", failed=self._metrics.task_failed) as running,
-            ):
-                self._running.add(completion)
-                yield completion
-                await running.ended()
-        except TimeoutError:
-            raise DeadlineExceeded("the request took too long", code="timeout") from None
+            yield
         finally:
-            self._running.discard(completion)
-            completion.close()
+            if size:
+                self._pixels.give_back(tenant, size)
 
     def give_up(self, error: PenstockError) -> None:
         """Ends all running completions with `error`."""

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from penstock.chat.model import ChatModel
+from penstock.chat.pictures import PictureTokens
 from penstock.chat.prompt import Encoded, TooManyTokens, common_prefix
 from penstock.chat.resuming.rendered import Rendered
 from penstock.chat.sessions import Branch, Continuation, Divergence, branch_of
@@ -19,9 +20,8 @@ from penstock.gateway.request.ask import Conversation, Keep, Prompt, check_token
 from penstock.gateway.request.calling import Calling
 from penstock.gateway.request.work import ChoiceRequest, KeepWish
 from penstock.kv.identity import block_keys, extend_keys
-from penstock.pictures.picture import ShownPicture, spans
-from penstock.pictures.reading import MOST_PICTURES, read_picture
-from penstock.pictures.tiles import tiled
+from penstock.pictures.picture import Picture, ShownPicture, spans
+from penstock.pictures.reading import MOST_PICTURES, MOST_PIXEL_BYTES
 
 MOST_TOKENS = 1 << 21
 """Tokens that are read at most of a prompt of which only the end is kept, or is counted; far beyond any context."""
@@ -194,7 +194,7 @@ def _fitting(model: ChatModel, prompt: Conversation, naming: Naming, branches: S
     try:
         return _conversation(model, prompt, naming, branches)
     except InvalidRequest as error:
-        if not prompt.shorten or error.code != TOO_LONG:
+        if not prompt.shorten or error.code != TOO_LONG or has_pictures(prompt):
             raise
     rest, dropped = shortened(model, prompt, naming.context - naming.room, naming.context)
     return replace(_conversation(model, rest, naming, branches), dropped_messages=dropped)
@@ -228,24 +228,47 @@ def has_pictures(prompt: Prompt) -> bool:
 
 def _showing(model: ChatModel, prompt: Conversation, naming: Naming) -> Prepared:
     """A conversation with pictures. Of its session nothing is taken over: its tokens are those of its text."""
-    for given, field in ((prompt.keeps, "cache_control"), (naming.last, "truncate_prompt_tokens")):
-        if given:
-            what = f"{field}: is not possible together with pictures"
-            raise InvalidRequest(what, field=field, code="unsupported_parameter")
+    if naming.last is not None:
+        what = "truncate_prompt_tokens: is not possible together with pictures"
+        raise InvalidRequest(what, field="truncate_prompt_tokens", code="unsupported_parameter")
     with _bounded(naming.context, prompt.field):
-        text, ids, shown = with_pictures(model, prompt, naming.context - 1)
-    keys = extend_keys(naming.root, (), ids, naming.block_size, spans(shown))
-    thinking = model.thinking(text)
-    return Prepared(ids, keys, rendered=text, thinking=thinking, calling=prompt.calling, pictures=shown)
+        seen = with_pictures(model, prompt, naming.context - 1)
+    keys = extend_keys(naming.root, (), seen.ids, naming.block_size, spans(seen.shown))
+    keeps = []
+    for keep in prompt.keeps:
+        leading = _leading(model, prompt, keep, seen.encoded, [])
+        blocks = seen.tokens.tokens_before(seen.encoded.ids, seen.shown, leading) // naming.block_size
+        keeps += [KeepWish(keep.seconds, blocks)] if blocks else []
+    text = seen.encoded.text
+    return Prepared(
+        seen.ids,
+        keys,
+        keeps,
+        rendered=text,
+        thinking=model.thinking(text),
+        calling=prompt.calling,
+        pictures=seen.shown,
+    )
 
 
-def with_pictures(
-    model: ChatModel, prompt: Conversation, most: int
-) -> tuple[str, array[int], tuple[ShownPicture, ...]]:
-    """A conversation's text, and its tokens with those of its pictures, and these. Raises InvalidRequest, and
-    TooManyTokens for more than `most`."""
+@dataclass(frozen=True, slots=True)
+class SeenPrompt:
+    """A conversation with pictures."""
+
+    encoded: Encoded
+    """As rendered: a token for each picture."""
+    ids: array[int]
+    """With the tokens of pictures."""
+    shown: tuple[ShownPicture, ...]
+    tokens: PictureTokens
+
+
+def with_pictures(model: ChatModel, prompt: Conversation, most: int) -> SeenPrompt:
+    """A conversation's tokens with those of its pictures, which this decodes. Raises InvalidRequest, and TooManyTokens
+    for more than `most`."""
     links = [link for message in prompt.messages for link in message.pictures]
-    if model.pictures is None:
+    tokens = model.pictures
+    if tokens is None:
         raise InvalidRequest(f"{links[0].at}: this model sees no pictures", field=links[0].at)
     if len(links) > MOST_PICTURES:
         what = f"{links[MOST_PICTURES].at}: a request may have {MOST_PICTURES} pictures"
@@ -254,12 +277,26 @@ def with_pictures(
     if (least := model.encoder.at_least(text)) > most:
         raise TooManyTokens(least)
     encoded = model.encoder.encode(text, most=most)
-    # Decoded last, and one after the other: what is refused has cost little.
-    pictures = [tiled(read_picture(link.url, link.at), model.pictures.form) for link in links]
-    ids, shown = model.pictures.placed(encoded.ids, pictures, prompt.field)
+    pictures: list[Picture] = []
+    size = 0
+    for link in links:  # last, and one after the other: what is refused has cost little
+        pictures.append(tokens.read(link))
+        size += pictures[-1].pixels.nbytes
+        if size > MOST_PIXEL_BYTES:
+            what = f"{link.at}: the tiles of a request's pictures may have {MOST_PIXEL_BYTES} bytes of pixels"
+            raise InvalidRequest(what, field=link.at)
+    ids, shown = tokens.placed(encoded.ids, pictures, prompt.field)
     if len(ids) > most:
         raise TooManyTokens(len(ids))
-    return text, ids, shown
+    return SeenPrompt(encoded, ids, shown, tokens)
+
+
+def without_links(prompt: Prompt) -> Prompt:
+    """The prompt without the files of its pictures, which are decoded."""
+    if not isinstance(prompt, Conversation) or not has_pictures(prompt):
+        return prompt
+    messages = [replace(message, parts=()) for message in prompt.messages]
+    return replace(prompt, messages=messages, keeps=[replace(keep, upto=()) for keep in prompt.keeps])
 
 
 def _conversation(model: ChatModel, prompt: Conversation, naming: Naming, branches: Sequence[Branch]) -> Prepared:
@@ -284,7 +321,7 @@ def _conversation(model: ChatModel, prompt: Conversation, naming: Naming, branch
         return replace(rest, rendered=text, thinking=thinking, calling=prompt.calling)
     session = _session(model, rendered, naming, found, encoded)
     leading = (
-        (keep.seconds, _leading(model, prompt, keep, session.branch, known) // naming.block_size)
+        (keep.seconds, _leading(model, prompt, keep, encoded, [*known, rendered]) // naming.block_size)
         for keep in prompt.keeps
     )
     wishes = [KeepWish(seconds, blocks) for seconds, blocks in leading if blocks]
@@ -310,11 +347,11 @@ def _session(
     return SessionUse(branch, old, len(old.ids), found.spliced, divergence)
 
 
-def _leading(model: ChatModel, prompt: Conversation, keep: Keep, branch: Branch, known: Sequence[Rendered]) -> int:
+def _leading(model: ChatModel, prompt: Conversation, keep: Keep, encoded: Encoded, known: Sequence[Rendered]) -> int:
     """Length of the retained part in tokens: the common prefix of both encodings."""
-    encoded, rendering = branch.prompt, replace(prompt.rendering, continued=False)
+    rendering = replace(prompt.rendering, continued=False)
     try:
-        text = model.rendered(keep.upto, prompt.tools, rendering, [*known, branch.rendered]).text
+        text = model.rendered(keep.upto, prompt.tools, rendering, known).text
     except InvalidRequest:  # a template may want more than the beginning of a conversation
         return 0
     shared = text[: common_prefix(text, encoded.text)]

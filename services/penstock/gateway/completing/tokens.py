@@ -48,7 +48,7 @@ class Tokens:
             if not isinstance(prompt, Conversation):
                 text = prompt
             elif has_pictures(prompt):
-                return with_pictures(self._model, prompt, MOST_TOKENS)[1]
+                return with_pictures(self._model, prompt, MOST_TOKENS).ids
             else:
                 text = self._model.render(prompt.messages, prompt.tools, prompt.rendering)
             if encoder.at_least(text) > MOST_TOKENS:

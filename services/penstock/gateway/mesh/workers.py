@@ -29,6 +29,7 @@ _LINGER_S = 0.25
 """Seconds for which a listener waits for another call. A worker that drains waits for it."""
 
 AnyCall = TypeVar("AnyCall", bound=grpc.aio.Call)
+PictureCall = grpc.aio.StreamStreamCall[pictures_pb2.PictureNews, pictures_pb2.PicturesHeld]
 
 
 class WorkerChannels:
@@ -207,16 +208,14 @@ class Workers:
         stub = pictures_pb2_grpc.PicturesStub(line.channel)
         call = line.begin(stub.Hold(timeout=self._remaining(), metadata=outgoing()))
         pictures = wire.pictures_of(request)
-        with suppress(asyncio.InvalidStateError):  # it has ended: the answer says why
-            await call.write(wire.picture_names(request))
+        await _write(call, wire.picture_names(request))
         answer = await call.read()
         if not isinstance(answer, pictures_pb2.PicturesHeld) or not answer.wanted:
             return
-        with suppress(asyncio.InvalidStateError):
-            for number in answer.wanted:
-                pixels = pictures[number].pixels.data.cast("B")
-                for at in range(0, len(pixels), _CHUNK):
-                    await call.write(pictures_pb2.PictureNews(pixels=bytes(pixels[at : at + _CHUNK])))
+        for number in answer.wanted:
+            pixels = pictures[number].pixels.data.cast("B")
+            for at in range(0, len(pixels), _CHUNK):
+                await _write(call, pictures_pb2.PictureNews(pixels=bytes(pixels[at : at + _CHUNK])))
         await call.read()
 
     async def _last(self, heard: HeardCall) -> None:
@@ -277,6 +276,21 @@ class Workers:
         else:
             return
         hear.report(Lost(stage, place.member, fault, line.silent))
+
+
+async def _write(call: PictureCall, news: pictures_pb2.PictureNews) -> None:
+    """Writes; where the call has ended, raises what it ended with, as far as that is told: gRPC says INTERNAL of a
+    message that was on its way then."""
+    try:
+        await call.write(news)
+    except asyncio.InvalidStateError:
+        await call.read()
+    except grpc.aio.AioRpcError as error:
+        if error.code() is not grpc.StatusCode.INTERNAL:
+            raise
+        nothing = grpc.aio.Metadata()
+        what = "the worker ended the call while it was shown pictures"
+        raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, what) from error
 
 
 async def _last_words(heard: HeardCall, error: grpc.aio.AioRpcError) -> None:

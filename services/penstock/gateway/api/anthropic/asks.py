@@ -160,7 +160,7 @@ class Transcript:
                 at += 1
             parts = [_shown(block, f"{field}[{begin + number}]") for number, block in enumerate(blocks[begin:at])]
             texts = [part if isinstance(part, str) else "" for part in parts]
-            pictures = len({*map(type, parts)} - {str}) > 0
+            pictures = any(isinstance(part, PictureLink) for part in parts)
             self.messages.append(Message("user", "".join(texts), parts=tuple(parts) if pictures else ()))
             for number, block in enumerate(blocks[begin:at]):
                 if block.cache_control is not None:

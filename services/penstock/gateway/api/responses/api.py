@@ -204,4 +204,6 @@ def _listed(item: InputItem, response: str, at: int) -> Json:
 def _listed_part(part: InputPart) -> Json:
     if part.type == "refusal":
         return {"type": "refusal", "refusal": part.refusal}
+    if part.type == "input_image":
+        return {"type": "input_image", "image_url": part.image_url, "detail": "auto"}
     return {"type": part.type, "text": part.text} | ({"annotations": []} if part.type == "output_text" else {})

@@ -1,8 +1,4 @@
-"""What a process that renders and the one that asks it say to each other: a kind and some bytes.
-
-The content of `render` is JSON: messages, tools, a waypoint, whether an answer is opened, and variables; that of `text`
-is the next waypoint as JSON, a line feed, and the text.
-"""
+"""What a process that works apart and the one that asks it say to each other: a kind and some bytes."""
 
 from __future__ import annotations
 
@@ -13,12 +9,12 @@ from typing import Literal
 from penstock.runtime.exactly import receive_exactly
 
 _HEAD = struct.Struct("!BQ")
-_KINDS = ("setup", "render", "text", "lost", "refusal", "stopped")
+_KINDS = ("setup", "ask", "answer", "nothing", "refusal", "stopped")
 
-Kind = Literal["setup", "render", "text", "lost", "refusal", "stopped"]
+Kind = Literal["setup", "ask", "answer", "nothing", "refusal", "stopped"]
 
 
-def send(to: socket.socket, kind: Kind, content: bytes) -> None:
+def send(to: socket.socket, kind: Kind, content: bytes | memoryview) -> None:
     """Sends one frame. Raises OSError."""
     to.sendall(_HEAD.pack(_KINDS.index(kind), len(content)))
     to.sendall(content)

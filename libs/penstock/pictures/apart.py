@@ -1,0 +1,67 @@
+"""Pictures that other processes read. A file of a few kilobytes can take minutes to decode, and decoders are written in
+C: what reads strangers' files is ended when it takes too long, and holds no thread and no interpreter of who asks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+
+from penstock.checkpoint import PictureForm
+from penstock.errors import InvalidRequest
+from penstock.pictures.picture import Grid, Picture, picture_from
+from penstock.runtime.apart.processes import OutOfTime, ProcessesApart
+
+READ_S = 3.0
+"""Seconds of a processor for one picture; one of as many pixels as are read takes about one."""
+_MOST = 2
+"""Processes, which may need a gigabyte each."""
+_GRID = struct.Struct("!II")
+
+
+class PictureProcesses:
+    """Reads pictures as `read_picture` and `tiled` do, in other processes; waits in threads. Made by
+    `pictures_apart`."""
+
+    def __init__(self, form: PictureForm, *, seconds: float = READ_S) -> None:
+        """`seconds` of a processor are allowed for one picture."""
+        self._form = form
+        setup = json.dumps({"form": asdict(form), "seconds": seconds}).encode()
+        self._apart = ProcessesApart("penstock.pictures", setup, most=_MOST, what="a picture could not be read")
+        self.close = self._apart.close
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the processes that are ready or read."""
+        return self._apart.pids
+
+    def read(self, url: str, field: str) -> Picture:
+        """The picture of a data: URL. Raises InvalidRequest that names `field`, also when reading takes too long or too
+        much memory; Unavailable when the process ends for another reason."""
+        try:
+            kind, content = self._apart.ask(f"{field}\n{url}".encode(errors="replace"))
+        except OutOfTime:
+            raise _too_slow(field) from None
+        if kind == "refusal":
+            raise InvalidRequest(content.decode(), field=field)
+        if kind != "answer":
+            raise _too_slow(field)
+        grid = Grid(*_GRID.unpack_from(content))
+        return picture_from(grid, self._form.tile, memoryview(content)[_GRID.size :])
+
+
+def _too_slow(field: str) -> InvalidRequest:
+    return InvalidRequest(f"{field}: takes too long to read", field=field)
+
+
+@asynccontextmanager
+async def pictures_apart(form: PictureForm) -> AsyncIterator[PictureProcesses]:
+    """Processes for the length of the block; the first is started for the first picture."""
+    processes = PictureProcesses(form)
+    try:
+        yield processes
+    finally:
+        await asyncio.to_thread(processes.close)
