@@ -233,7 +233,7 @@ async def test_a_worker_that_is_merely_busy_stays(mesh, tiny, oracle, http, monk
     """One long step, of which it can tell how long it takes: nobody moves."""
     async with second_worker(mesh, tiny) as (served, _, _):
         engine = served.worker.engine
-        monkeypatch.setattr(engine._counters.__class__, "predict", lambda counters, runs, width: 1.0)
+        monkeypatch.setattr(engine._counters.__class__, "predict", lambda counters, runs, width, tile_s=0.0: 1.0)
         replans = mesh.gateway.metrics.of("tiny").replans
         before = replans._value.get()
         with hung(engine, monkeypatch) as go:

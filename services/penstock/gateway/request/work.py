@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
 
 from penstock.errors import Overloaded, PenstockError, Unavailable
 from penstock.gateway.request.ask import Sampling
-from penstock.pictures.picture import ShownPicture
 from penstock.runtime.drafts import DraftAccount
+
+if TYPE_CHECKING:  # the flow of a request knows no messages
+    from penstock.pictures.picture import ShownPicture
 
 Stage = Literal["prefill", "decode"]
 Finish = Literal["stop", "length"]
