@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import struct
 
 from penstock.checkpoint import PictureForm
 from penstock.errors import InvalidRequest
+from penstock.pictures.picture import GRID
 from penstock.pictures.reading import read_picture
 from penstock.pictures.tiles import tiled
 from penstock.runtime.apart.serving import Answer, Works, serve_apart
 
 _MEMORY = 2 << 30
 """Bytes; a picture of as many pixels as are read, twice, and its file."""
-_GRID = struct.Struct("!II")
-"""Rows and columns, before the pixels of an answer."""
 
 
 def _make(setup: bytearray) -> tuple[Works, float]:
@@ -27,7 +25,7 @@ def _read(asked: bytearray, form: PictureForm) -> Answer:
     field, _, url = asked.decode().partition("\n")
     try:
         picture = tiled(read_picture(url, field), form)
-        return "answer", _GRID.pack(*picture.grid) + picture.pixels.tobytes()
+        return "answer", GRID.pack(*picture.grid) + picture.pixels.tobytes()
     except MemoryError:
         raise InvalidRequest(f"{field}: takes too much memory to read") from None
 

@@ -1,25 +1,24 @@
-"""Pictures that other processes read. A file of a few kilobytes can take minutes to decode, and decoders are written in
-C: what reads strangers' files is ended when it takes too long, and holds no thread and no interpreter of who asks."""
+"""Pictures that other processes read. How long a file takes to decode, its size does not say, and decoders are written
+in C: what reads strangers' files is ended when it takes too long, and holds neither thread nor interpreter of who asks.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 
 from penstock.checkpoint import PictureForm
 from penstock.errors import InvalidRequest
-from penstock.pictures.picture import Grid, Picture, picture_from
+from penstock.pictures.picture import GRID, Grid, Picture, picture_from
 from penstock.runtime.apart.processes import OutOfTime, ProcessesApart
 
 READ_S = 3.0
-"""Seconds of a processor for one picture; one of as many pixels as are read takes about one."""
+"""Seconds of a processor for one picture."""
 _MOST = 2
-"""Processes, which may need a gigabyte each."""
-_GRID = struct.Struct("!II")
+"""Processes, each of which may take as much memory as its bound allows."""
 
 
 class PictureProcesses:
@@ -44,17 +43,11 @@ class PictureProcesses:
         try:
             kind, content = self._apart.ask(f"{field}\n{url}".encode(errors="replace"))
         except OutOfTime:
-            raise _too_slow(field) from None
+            raise InvalidRequest(f"{field}: takes too long to read", field=field) from None
         if kind == "refusal":
             raise InvalidRequest(content.decode(), field=field)
-        if kind != "answer":
-            raise _too_slow(field)
-        grid = Grid(*_GRID.unpack_from(content))
-        return picture_from(grid, self._form.tile, memoryview(content)[_GRID.size :])
-
-
-def _too_slow(field: str) -> InvalidRequest:
-    return InvalidRequest(f"{field}: takes too long to read", field=field)
+        grid = Grid(*GRID.unpack_from(content))
+        return picture_from(grid, self._form.tile, memoryview(content)[GRID.size :])
 
 
 @asynccontextmanager

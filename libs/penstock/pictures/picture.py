@@ -19,6 +19,8 @@ if TYPE_CHECKING:  # numpy is not for those who only read texts
 
 _TAG = b"penstock picture v1"
 _HEAD = struct.Struct("<III")
+GRID = struct.Struct("!II")
+"""Rows and columns, as one process tells another."""
 
 
 class Grid(NamedTuple):
@@ -46,8 +48,7 @@ class Picture:
 
 
 def picture_of(grid: Grid, pixels: Pixels) -> Picture:
-    """The picture of these tiles, which lie in one piece and nobody changes any more. Takes a millisecond for each
-    megabyte or so."""
+    """The picture of these tiles, which lie in one piece and nobody changes any more."""
     digest = hashlib.sha256(_TAG + _HEAD.pack(*grid, pixels.shape[1]))
     digest.update(pixels.data)
     return Picture(grid, digest.digest(), pixels)

@@ -27,7 +27,7 @@ async def apart():
 
 
 def endless_jpeg(scans):
-    """A few kilobytes that take a decoder long: the last scan of a progressive picture, again and again."""
+    """A file that takes a decoder long for its size: the last scan of a progressive picture, again and again."""
     stream = io.BytesIO()
     Image.new("L", (2000, 2000), 128).save(stream, "JPEG", progressive=True)
     content = stream.getvalue()

@@ -89,7 +89,8 @@ class RenderProcesses:
         try:
             return _rest(*self._apart.ask(asked))
         except OutOfTime:
-            raise _too_slow() from None
+            what = "messages: the chat template takes too long to render these"
+            raise InvalidRequest(what, field="messages") from None
 
 
 def _rest(kind: Kind, content: bytearray) -> Rest | None:
@@ -99,8 +100,6 @@ def _rest(kind: Kind, content: bytearray) -> Rest | None:
         return Rest(_decoded(memoryview(content)[end + 1 :]), waypoint)
     if kind == "nothing":
         return None
-    if kind == "stopped":
-        raise _too_slow()
     raise InvalidRequest(content.decode(), field="messages")
 
 
@@ -124,10 +123,6 @@ def _decoded(content: memoryview) -> str:
     """In slices, between which other threads run."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     return "".join([decoder.decode(content[at : at + _SLICE]) for at in range(0, len(content), _SLICE)])
-
-
-def _too_slow() -> InvalidRequest:
-    return InvalidRequest("messages: the chat template takes too long to render these", field="messages")
 
 
 @asynccontextmanager

@@ -19,7 +19,7 @@ _SILENCE_S = 120.0
 
 
 class OutOfTime(Exception):
-    """The kernel ended the process, which had used its processor for too long."""
+    """The work has used its processor for too long, and was stopped, or its process ended."""
 
 
 class ProcessesApart:
@@ -54,6 +54,8 @@ class ProcessesApart:
             else:
                 with self._lock:
                     self._idle.append(process)
+                if answer[0] == "stopped":
+                    raise OutOfTime
                 return answer
         if process.out_of_time:
             raise OutOfTime
