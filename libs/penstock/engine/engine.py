@@ -202,8 +202,12 @@ class Engine:
 
     def check(self, request: Request) -> None:
         """Raises what `generate` would raise for a request that can never run here: RequestRefused."""
+        self._checked(request)
+
+    def _checked(self, request: Request) -> PictureRows | None:
+        """As `check`; the rows of its pictures."""
         check_request(request, self.checkpoint.config.vocab_size, self.max_model_len)
-        self._pictures(request)
+        return self._pictures(request)
 
     @property
     def no_pictures(self) -> str:
@@ -313,7 +317,7 @@ class Engine:
     ) -> Outlet:
         if self._closing:
             raise EngineClosed("the engine is shutting down")
-        self.check(request)
+        pictures = self._checked(request)
         if request.id in self._outlets:
             raise EngineBusy(f"a request named {request.id!r} is live already")
         queued = self._scheduler.queued(request.yields) + len(self._loads)
@@ -322,7 +326,6 @@ class Engine:
         self._tickets += 1
         assert chain is None or chain.block_size == self.config.block_size, "a block fills a page"
         eos = self.checkpoint.eos_token_ids
-        pictures = self._pictures(request)
         live = new_live(
             request, self._tickets, eos, rules, chain, now=time.monotonic(), adapter=adapter, pictures=pictures
         )

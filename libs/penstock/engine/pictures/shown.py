@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from penstock.engine.pictures.tower import PictureTower
+from penstock.engine.step.batch import Rows
 from penstock.engine.step.pictures import TileRows
-from penstock.engine.step.run import Run
 
 _MOST_BYTES = 256 << 20
 """Of embeddings that are kept."""
@@ -41,18 +41,17 @@ class ShownTiles:
         self.tile_s = 0.0
         """Seconds that the slowest of them took; 0: none was computed."""
 
-    def takes(self, order: Sequence[object]) -> bool:
+    def takes(self, order: Sequence[Rows]) -> bool:
         """Whether a step of these runs has rows of pictures."""
-        return any(isinstance(run, Run) and run.shows for run in order)
+        shown = ((run.pictures, run) for run in order)
+        return any(own is not None and own.any_between(run.start, run.end) for own, run in shown)
 
-    def rows(self, order: Sequence[object]) -> ShownRows | None:
+    def rows(self, order: Sequence[Rows]) -> ShownRows | None:
         """For a step of these runs, laid end to end; None where it has no rows of pictures."""
         numbers: list[int] = []
         found: list[Tensor] = []
         first = 0
         for run in order:
-            if not isinstance(run, Run):
-                continue
             if (own := run.pictures) is not None:
                 for part in own.between(run.start, run.end):
                     begin = first + part.position - run.start

@@ -120,6 +120,8 @@ class PlainRows:
     table: tuple[str, int]
     pages: Sequence[int]
     adapter: AdapterWeights | None
+    pictures: None = field(init=False, default=None)
+    """There are none where a model has several ranks."""
     tokens: int = field(init=False)
     end: int = field(init=False)
 

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from penstock.engine.layers.adapters import AdaptedRows, AdapterWeights
 from penstock.engine.step.memory import KvMemory
+from penstock.engine.step.pictures import PictureRows
 
 Ints = npt.NDArray[np.int64]
 _Tables = tuple[tuple[str, int, int, int], ...]
@@ -38,6 +39,11 @@ class Rows(Protocol):
     @property
     def adapter(self) -> AdapterWeights | None:
         """What its products are adapted by."""
+        ...
+
+    @property
+    def pictures(self) -> PictureRows | None:
+        """What takes the place of tokens' embeddings."""
         ...
 
     @property
