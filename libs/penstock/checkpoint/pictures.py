@@ -144,11 +144,9 @@ def _form(config_file: Path, values: Json) -> PictureForm | str:
     tile, patch = read.integer("image_size", 448), read.integer("patch_size", 14)
     hidden, heads = read.integer("hidden_size", 768), read.integer("num_attention_heads", 16)
     ratio = read.number("pixel_shuffle_ratio", 0.5)
-    if not 1 / _MOST_PATCHES <= ratio <= 1:
-        return f"vision_config.pixel_shuffle_ratio {ratio:g} is not one over a whole number"
-    shuffle = round(1 / ratio)
+    shuffle = round(1 / max(ratio, 1 / _MOST_PATCHES))
     inner, projected = read.integer("intermediate_size", 5632), read.integer("projector_output_dim", 4096)
-    if abs(shuffle * ratio - 1) > 1e-9 or shuffle < 1:
+    if abs(shuffle * ratio - 1) > 1e-9:
         return f"vision_config.pixel_shuffle_ratio {ratio:g} is not one over a whole number"
     if tile > _LARGEST or tile // patch > _MOST_PATCHES:
         return f"vision_config.image_size {tile} is more than {_LARGEST}, or than {_MOST_PATCHES} patches of {patch}"

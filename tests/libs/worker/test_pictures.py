@@ -74,7 +74,7 @@ def test_a_tenant_holds_all_alone_and_half_beside_others():
 @pytest.fixture
 async def service():
     """A stub, and the pictures of the worker behind it."""
-    form = SimpleNamespace(tile=SIDE, most_tiles=4)
+    form = SimpleNamespace(tile=SIDE, most_tiles=4, tile_bytes=SIZE)
     engine = SimpleNamespace(checkpoint=SimpleNamespace(pictures=SimpleNamespace(form=form)), no_pictures="")
     config = SimpleNamespace(picture_bytes=40 * SIZE)
     worker = SimpleNamespace(pictures=HeldPictures(config.picture_bytes), engine=engine, config=config)
@@ -137,10 +137,13 @@ async def test_only_what_is_lacking_is_sent(service):
         ([names(*[drawn(number, (2, 2)) for number in range(9)])], "must be at most 94080: see picture_bytes"),
         ([names(drawn(1), digest=b"short")], "names.pictures.digest = 5 bytes"),
         ([names(drawn(1), namespace=b"short")], "names.namespace = 5 bytes"),
-        ([names(drawn(1)), *news(drawn(2))], r"pixels: are not those of names\.pictures\[0\]\.digest"),
+        ([names(drawn(1)), *news(drawn(2))], "pixels: are not those that the name's digest is of"),
         ([names(drawn(1)), pictures_pb2.PictureNews()], "what was to come has not come, or was empty"),
         ([names(drawn(1)), *news(drawn(1)), *news(drawn(1))], "nothing more is to be sent"),
-        ([names(drawn(1)), pictures_pb2.PictureNews(pixels=bytes(SIZE + 1))], "2353 bytes: must be 2352 for picture 0"),
+        (
+            [names(drawn(1)), pictures_pb2.PictureNews(pixels=bytes(SIZE + 1))],
+            "2353 bytes: must be 2352 for",
+        ),
     ],
 )
 async def test_what_a_gateway_may_not_say(service, said, error):

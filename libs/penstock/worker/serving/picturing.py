@@ -36,22 +36,23 @@ class PicturesService(pictures_pb2_grpc.PicturesServicer):
     ) -> AsyncIterator[pictures_pb2.PicturesHeld]:
         """Takes what it lacks, and holds all until the stream ends."""
         names = (await _next(request_iterator)).names
-        grids = self._check(names)
-        sizes = {name.digest: _size(grids[name.digest], name.side) for name in names.pictures}
+        form, grids = self._check(names)
+        sizes = {digest: grid.tiles * form.tile_bytes for digest, grid in grids.items()}
         with self._pictures.held(names.namespace, sizes) as lacking:
             wanted = [number for number, name in enumerate(names.pictures) if name.digest in lacking]
             yield pictures_pb2.PicturesHeld(wanted=wanted)
             for number in wanted:
                 name = names.pictures[number]
-                picture = await _taken(request_iterator, name, grids[name.digest], number)
+                picture = await _taken(request_iterator, name, grids[name.digest], sizes[name.digest])
                 self._pictures.add(names.namespace, picture)
             if wanted:
                 yield pictures_pb2.PicturesHeld()
             async for _ in request_iterator:
                 raise InvalidRequest("all pictures are here: nothing more is to be sent", field="pixels")
 
-    def _check(self, names: pictures_pb2.PictureNames) -> dict[bytes, Grid]:
-        """How each is cut. Raises InvalidRequest, and Unavailable for what another worker may take."""
+    def _check(self, names: pictures_pb2.PictureNames) -> tuple[PictureForm, dict[bytes, Grid]]:
+        """How the model sees pictures, and how each is cut. Raises InvalidRequest, and Unavailable for what another
+        worker may take."""
         part = self._engine.checkpoint.pictures
         if part is None or self._engine.no_pictures:
             what = f"names: this model sees no pictures here: {self._engine.no_pictures}"
@@ -63,25 +64,24 @@ class PicturesService(pictures_pb2_grpc.PicturesServicer):
         found = {name.digest: _grid(name, part.form) for name in names.pictures}
         if len(found) < len(names.pictures):
             raise InvalidRequest("names.pictures: each is named once", field="names.pictures")
-        size = sum(_size(grid, part.form.tile) for grid in found.values())
-        if size > min(self._most_bytes, MOST_PIXEL_BYTES):
-            most = min(self._most_bytes, MOST_PIXEL_BYTES)
+        size = sum(grid.tiles for grid in found.values()) * part.form.tile_bytes
+        if size > (most := min(self._most_bytes, MOST_PIXEL_BYTES)):
             raise bad("names.pictures", f"{size} bytes of pixels", f"must be at most {most}: see picture_bytes")
-        return found
+        return part.form, found
 
 
 async def _taken(
-    news: AsyncIterator[pictures_pb2.PictureNews], name: pictures_pb2.PictureName, grid: Grid, number: int
+    news: AsyncIterator[pictures_pb2.PictureNews], name: pictures_pb2.PictureName, grid: Grid, size: int
 ) -> Picture:
-    """The picture whose pixels come. Raises InvalidRequest when they are another's."""
-    content, size = bytearray(), _size(grid, name.side)
+    """The picture whose pixels come, `size` bytes. Raises InvalidRequest when they are another's."""
+    content = bytearray()
     while len(content) < size:
         content += (await _next(news)).pixels
     if len(content) > size:
-        raise bad("pixels", f"{len(content)} bytes", f"must be {size} for picture {number}")
+        raise bad("pixels", f"{len(content)} bytes", f"must be {size} for this picture")
     picture = await asyncio.to_thread(picture_from, grid, name.side, content)
     if picture.digest != name.digest:
-        raise InvalidRequest(f"pixels: are not those of names.pictures[{number}].digest", field="pixels")
+        raise InvalidRequest("pixels: are not those that the name's digest is of", field="pixels")
     return picture
 
 
@@ -96,11 +96,6 @@ async def _next(news: AsyncIterator[pictures_pb2.PictureNews]) -> pictures_pb2.P
     except TimeoutError:
         raise Unavailable("the pictures have not come in time") from None
     raise InvalidRequest("names and pixels: what was to come has not come, or was empty", field="pixels")
-
-
-def _size(grid: Grid, side: int) -> int:
-    """Bytes of a picture's pixels."""
-    return grid.tiles * side * side * 3
 
 
 def _grid(name: pictures_pb2.PictureName, form: PictureForm) -> Grid:
