@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from penstock.chat.messages import Call, Message, PictureLink, Rendering, Tool
 from penstock.errors import InvalidRequest
 from penstock.gateway.api.anthropic.bodies import (
+    AnyBlock,
     ContentBlock,
     CountBody,
     CustomToolBody,
@@ -139,7 +140,7 @@ class Transcript:
         """Asks that the tools are kept: in a system message, where templates show them together."""
         self.marks.insert(0, (0, None if self.messages[0].role == "system" else "", field, control))
 
-    def _plain(self, role: str, blocks: Sequence[PlainBlock], field: str) -> None:
+    def _plain(self, role: str, blocks: Sequence[AnyBlock], field: str) -> None:
         """One message of text blocks."""
         texts = [_text(block, f"{field}[{at}]") for at, block in enumerate(blocks)]
         self.messages.append(Message(role, "".join(texts)))
@@ -210,7 +211,7 @@ def _shown(block: ContentBlock, field: str) -> str | PictureLink:
     return PictureLink(f"data:{source.media_type};base64,{source.data}", f"{field}.source")
 
 
-def _text(block: PlainBlock, field: str) -> str:
+def _text(block: AnyBlock, field: str) -> str:
     if block.type != "text":
         what = f"{field}.type: {block.type[:40]!r} is not supported here; send blocks of type text"
         raise InvalidRequest(what, field=f"{field}.type", code="unsupported_parameter")

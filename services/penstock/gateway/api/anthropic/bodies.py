@@ -16,18 +16,23 @@ _ECHO = "told by an earlier answer, and of no meaning to the model"
 _LATE = "functions are all shown to the model"
 
 
-class PlainBlock(msgspec.Struct, forbid_unknown_fields=True):
-    """A block of text; of other media only the names of fields are known."""
+class AnyBlock(msgspec.Struct, forbid_unknown_fields=True):
+    """What all blocks have; of most other media only the names of fields are known."""
 
     type: Annotated[str, honoured("text")]
     text: str | None = None
     cache_control: Annotated[CacheControl | None, honoured(_KEEP)] = None
     citations: Annotated[Raw, accepted(_ECHO)] = ABSENT
-    source: Annotated[Raw, refused(_OTHER_MEDIA)] = ABSENT
     title: Annotated[Raw, refused(_OTHER_MEDIA)] = ABSENT
     context: Annotated[Raw, refused(_OTHER_MEDIA)] = ABSENT
     transformations: Annotated[Raw, refused(_OTHER_MEDIA)] = ABSENT
     tool_name: Annotated[Raw, refused(_OTHER_MEDIA)] = ABSENT
+
+
+class PlainBlock(AnyBlock, forbid_unknown_fields=True):
+    """A block of text."""
+
+    source: Annotated[Raw, refused(_OTHER_MEDIA)] = ABSENT
 
 
 class ImageSource(msgspec.Struct, forbid_unknown_fields=True):
@@ -40,11 +45,11 @@ class ImageSource(msgspec.Struct, forbid_unknown_fields=True):
     file_id: Annotated[Raw, refused("send the picture itself")] = ABSENT
 
 
-class ContentBlock(PlainBlock, kw_only=True, forbid_unknown_fields=True):
+class ContentBlock(AnyBlock, kw_only=True, forbid_unknown_fields=True):
     """A block of a message, of any type that is served."""
 
     type: Annotated[str, honoured("text, image, tool_use, tool_result, thinking or redacted_thinking")]
-    source: Annotated[ImageSource | None, honoured("of an image, in a user's own message")] = None  # type: ignore[assignment]
+    source: Annotated[ImageSource | None, honoured("of an image, in a user's own message")] = None
     id: str | None = None
     name: str | None = None
     input: Annotated[Raw, honoured("of tool_use: an object")] = ABSENT

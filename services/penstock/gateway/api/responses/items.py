@@ -34,7 +34,7 @@ class Dialogue:
     def add(self, items: Sequence[InputItem], place: str | None = None) -> None:
         """Appends items; `place` is where they stand in the body, None for those of a stored response."""
         for at, item in enumerate(items):
-            self._add(item, f"{place}[{at}]" if place else "")
+            self._add(item, f"{place}[{at}]" if place else "previous_response_id")
 
     def _add(self, item: InputItem, field: str) -> None:
         kind = item.type or "message"
