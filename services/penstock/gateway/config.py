@@ -165,8 +165,12 @@ class GatewayConfig:
     """Requests that have ended of which GET /v1/requests/ID still tells."""
     max_past_bytes: Size = 8 * 1024 * 1024
     """All that it tells of them together."""
-    ping_s: float = 15.0
-    """Seconds of silence after which a stream gets a comment, so that proxies do not close it."""
+    first_ping_s: float = 15.0
+    """Seconds of silence after which a stream that has not begun gets a comment, so that proxies do not close it. With
+    it the stream begins: what goes wrong from then on is an event, not a status."""
+    ping_s: float = 1.0
+    """Seconds of silence after which a stream that has begun gets a comment, so that a client which hears nothing for
+    longer knows that this gateway is gone."""
     drain_s: float = 5.0
     """Seconds that running requests get to end when the gateway stops."""
     reflection: bool = True
@@ -206,7 +210,7 @@ class GatewayConfig:
         at_least(self, 1, "max_output_tokens", "max_file_bytes", "max_tenant_file_bytes", "max_tenant_files")
         at_least(self, 1, "max_batch_lines", "max_tenant_batches", "max_live_lines", "batch_kept_s")
         at_least(self, 1, "max_responses", "max_responses_bytes", "max_tenant_responses", "max_tenant_responses_bytes")
-        more_than(self, 0, "request_timeout_s", "ping_s", "responses_ttl_s")
+        more_than(self, 0, "request_timeout_s", "first_ping_s", "ping_s", "responses_ttl_s")
         at_least(
             self,
             0,

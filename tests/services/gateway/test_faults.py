@@ -351,8 +351,22 @@ async def test_a_slow_reader_gets_merged_deltas(setup):
     writer.close()
 
 
+async def test_a_stream_that_has_begun_is_never_silent_for_long(opened):
+    """One that has not begun is left alone: its error is to be a status."""
+    async with opened(first_ping_s=60.0, ping_s=0.05) as setup, httpx2.AsyncClient(base_url=setup.url) as client:
+        setup.script.hang = True
+        body = {"model": "tiny", "messages": HELLO, "stream": True}
+        async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
+            heard: list[str] = []
+            async for line in answer.aiter_lines():
+                heard.append(line)
+                if heard.count(": ping") == 3:
+                    break
+        assert heard[0].startswith("data: ")
+
+
 async def test_silence_is_filled_with_comments(opened):
-    async with opened(ping_s=0.05) as setup:
+    async with opened(first_ping_s=0.05) as setup:
         setup.script.hang = True
         async with httpx2.AsyncClient(base_url=setup.url) as client:
             body = {"model": "tiny", "messages": HELLO, "stream": True}
@@ -383,7 +397,10 @@ async def test_channels_to_lost_workers_are_closed(opened):
 
 async def test_a_stream_without_workers_gets_comments_until_its_deadline(opened):
     """Then it hears why. Without a deadline of its own it would have heard at once."""
-    async with opened(failover_s=0.05, ping_s=0.1) as setup, httpx2.AsyncClient(base_url=setup.url) as http:
+    async with (
+        opened(failover_s=0.05, first_ping_s=0.1, ping_s=0.1) as setup,
+        httpx2.AsyncClient(base_url=setup.url) as http,
+    ):
         setup.script.refuse = Unavailable("no worker is here")
         body = {"model": "tiny", "messages": HELLO, "stream": True}
         begun = time.perf_counter()

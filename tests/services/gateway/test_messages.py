@@ -248,7 +248,7 @@ async def test_a_failure_in_the_middle(opened):
 
 
 async def test_a_silent_stream_gets_pings(opened):
-    async with opened(ping_s=0.05, request_timeout_s=1.0) as setup:
+    async with opened(first_ping_s=0.05, ping_s=0.05, request_timeout_s=1.0) as setup:
         setup.script.hang = True
         body = {"model": "tiny", "max_tokens": 9, "messages": HELLO, "stream": True}
         async with httpx2.AsyncClient() as plain_client:

@@ -218,7 +218,7 @@ async def test_a_stream_that_failed_is_gone_on_with_from_before_the_failure(open
 
 
 async def test_a_client_that_hears_of_events_that_it_has_is_pinged_meanwhile(opened):
-    async with opened(ping_s=0.05) as setup, httpx2.AsyncClient(base_url=setup.url) as http:
+    async with opened(first_ping_s=0.05, ping_s=0.05) as setup, httpx2.AsyncClient(base_url=setup.url) as http:
         whole = await stream(http, RESPONSES, BODIES[RESPONSES])
         setup.script.pace_s = 0.03
         headers = KEY | {"last-event-id": ids(whole)[-1]}

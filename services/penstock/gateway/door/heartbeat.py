@@ -21,6 +21,13 @@ class Heartbeat:
         """Begins the silence anew."""
         self._last = self._loop.time()
 
+    def every(self, seconds: float) -> None:
+        """Begins the silence anew, and beats after so many seconds of it from now on."""
+        self._every_s = seconds
+        self.heard()
+        self._timer.cancel()
+        self._timer = self._loop.call_later(seconds, self._due)
+
     def close(self) -> None:
         """Stops."""
         self._timer.cancel()

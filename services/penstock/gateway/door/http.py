@@ -173,17 +173,18 @@ class Generate:
 
     async def _stream(self, inquiry: Inquiry, completion: Completion, shape: Shape, reply: Reply) -> None:
         outbox, told = completion.outbox, telling(shape, self._api.style, completion.place)
-        begun, explains = False, reply.explains
+        config, begun, explains = self._reception.config, False, reply.explains
         reply.identifies = completion.place is not None
         try:
-            with heartbeat(self._reception.config.ping_s, outbox.nudge) as silence:
+            with heartbeat(config.first_ping_s, outbox.nudge) as silence:
                 while (deltas := await outbox.next()) or not outbox.ended:
                     events: list[bytes] = []
                     if deltas and explains:
                         events.append(reply.explained(explanation(completion)))
                         explains = False
-                    if not begun:
-                        begun, usage = True, completion.usage()
+                    first, begun = not begun, True
+                    if first:
+                        usage = completion.usage()
                         events.append(told.begin(usage))
                         if deltas:
                             reply.timed(server_timing(usage.times, (*BEFORE_FIRST, "first_token"), usage.cached))
@@ -192,7 +193,9 @@ class Generate:
                         await reply.write(data)
                     if not deltas:
                         await reply.ping()
-                    if data or not deltas:
+                    if first:
+                        silence.every(config.ping_s)
+                    elif data or not deltas:
                         silence.heard()
             usage = completion.usage()
             last = told.end(usage)

@@ -101,13 +101,15 @@ class _Listener:
         self._heard, wish = outcome.heard, outcome.wish
         self.at = asyncio.get_running_loop().time()
         """When it last heard anything."""
+        self.begun = False
+        """Whether it has heard anything."""
         self.enough: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the client leaves."""
         self._most = None if wish.leaves_at is None else int(wish.leaves_at * wish.tokens)
         self._look()
 
     def line(self, line: bytes, at: float) -> None:
-        self.at = at
+        self.at, self.begun = at, True
         self._heard.line(line, at)
         self._look()
 
@@ -186,7 +188,8 @@ class SoakClient:
         clock = asyncio.get_running_loop().time
         ends = (answer.ended, listener.enough)
         while not any(end.done() for end in ends):
-            left_s = listener.at + self._options.patience_s - clock()
+            patience_s = self._options.patience_s if listener.begun else self._options.first_patience_s
+            left_s = listener.at + patience_s - clock()
             if left_s <= 0:
                 raise _Broken(0.0)
             await asyncio.wait(ends, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)

@@ -31,8 +31,10 @@ class SoakOptions:
     """Likewise."""
     hung_s: float = 4.0
     """After which the supervisor kills a service that answers nothing."""
-    patience_s: float = 6.0
-    """After which a client that hears nothing at all of a stream asks another gateway."""
+    first_patience_s: float = 6.0
+    """After which a client that has heard nothing of a stream asks another gateway."""
+    patience_s: float = 2.5
+    """Likewise of a stream that has begun, which gets a comment in each second."""
     whole_patience_s: float = 20.0
     """Likewise of an answer that comes in one piece."""
     deadline_s: float = 120.0
