@@ -22,9 +22,10 @@ DOCUMENT = ROOT / "docs" / "containers.md"
 _DOWN = "docker compose down"
 _LEAST = 100
 """Cached tokens of a turn that finds the turn before it."""
-_TURNS = {2: "", 3: "host", 4: "", 5: "nvme", 6: ""}
+_TURNS = {2: "", 3: "host", 4: "", 5: "remote", 6: "nvme", 7: ""}
 """The tier that most of a turn's cached tokens have to come from; empty: any. Before the third turn workers die, before
-the fourth their store, and before the fifth all go."""
+the fourth their store, before the fifth there is a second machine and the first one's workers die, and before the sixth
+all go."""
 _END = """
 status=$?
 test $status = 0 || docker compose logs --tail 50 >&2

@@ -210,6 +210,7 @@ class LeaseRequest(_message.Message):
     SOURCES_FIELD_NUMBER: _builtins.int
     PEER_FIELD_NUMBER: _builtins.int
     WAIT_S_FIELD_NUMBER: _builtins.int
+    NAMESPACE_FIELD_NUMBER: _builtins.int
     ON_DEVICE_FIELD_NUMBER: _builtins.int
     attachment_id: _builtins.str
     lease_s: _builtins.float
@@ -219,6 +220,8 @@ class LeaseRequest(_message.Message):
     """asked by another store: only what this one has itself, and with `about`"""
     wait_s: _builtins.float
     """at most so long for blocks that have to be brought; 0: for most of the time of the call"""
+    namespace: _builtins.bytes
+    """of the tenant that wants them, under which a pool has its blocks; empty: unknown"""
     on_device: _builtins.bool
     """the client reads the leading blocks on its device as far as they are there"""
     @_builtins.property
@@ -237,11 +240,12 @@ class LeaseRequest(_message.Message):
         sources: _abc.Iterable[_builtins.str] | None = ...,
         peer: _builtins.bool = ...,
         wait_s: _builtins.float = ...,
+        namespace: _builtins.bytes = ...,
         on_device: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attachment_id", b"attachment_id", "keys", b"keys", "lease_s", b"lease_s", "on_device", b"on_device", "peer", b"peer", "session", b"session", "sources", b"sources", "wait_s", b"wait_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attachment_id", b"attachment_id", "keys", b"keys", "lease_s", b"lease_s", "namespace", b"namespace", "on_device", b"on_device", "peer", b"peer", "session", b"session", "sources", b"sources", "wait_s", b"wait_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

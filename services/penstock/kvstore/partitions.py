@@ -160,14 +160,13 @@ class Partitions:
             yield from part.store.tiers.keys()
 
     async def drop_tenant(self, namespace: bytes) -> list[Dropped]:
-        """Has the blocks of a tenant leave all tiers; what each had."""
+        """Has the blocks of a tenant leave all tiers; what each had. Raises Unavailable when a pool keeps them."""
         found: dict[TierKind, Dropped] = {}
         for part in list(self._parts):
-            for tier in list(part.store.tiers.kept):
-                new, old = await tier.drop_tenant(namespace), found.get(tier.kind, Dropped(tier.kind))
-                found[tier.kind] = Dropped(
-                    tier.kind, old.blocks + new.blocks, old.bytes + new.bytes, old.in_use + new.in_use
-                )
+            dropped = [await tier.drop_tenant(namespace) for tier in list(part.store.tiers.kept)]
+            for new in (*dropped, *await part.elsewhere.drop_tenant(namespace)):
+                kind, old = new.kind, found.get(new.kind, Dropped(new.kind))
+                found[kind] = Dropped(kind, old.blocks + new.blocks, old.bytes + new.bytes, old.in_use + new.in_use)
         return [found[kind] for kind in sorted(found)]
 
     # -- all of them

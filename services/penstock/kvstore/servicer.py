@@ -132,7 +132,8 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
         keys = check_keys("keys", request.keys)
         check_session("session", request.session)
         check_sources(request.sources)
-        wish = Wish(request.session, request.sources, request.peer)
+        check_namespace("namespace", request.namespace)
+        wish = Wish(request.session, request.sources, request.peer, request.namespace)
         seconds = lease_seconds(request.lease_s, self._config.lease_s)
         remaining = context.time_remaining()
         wait_s = _LONGEST_WAIT_S if remaining is None else remaining * _SHARE_FOR_BRINGING

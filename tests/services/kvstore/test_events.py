@@ -181,13 +181,24 @@ class FakeRouter(router_pb2_grpc.RouterServicer):
     def __init__(self) -> None:
         self.hello: router_pb2.Hello | None = None
         self.known: set[bytes] = set()
+        self.orders: list[router_pb2.EvictOrder] = []
+        """Given to each member that joins."""
+        self.evicted: list[int] = []
+        """The numbers of the orders that were answered."""
+        self.joined = 0
 
     async def Join(self, request_iterator: Any, context: Any) -> AsyncIterator[router_pb2.JoinResponse]:
         first = await anext(request_iterator)
         self.hello = first.hello
+        self.joined += 1
         yield router_pb2.JoinResponse(welcome=router_pb2.Welcome(router_id="fake"))
+        for order in self.orders:
+            yield router_pb2.JoinResponse(evict=order)
         try:
             async for request in request_iterator:
+                if request.HasField("evicted"):
+                    self.evicted.append(request.evicted.number)
+                    continue
                 assert request.blocks.tier == common_pb2.TIER_HOST
                 apply(self.known, request.blocks)
         finally:
@@ -221,6 +232,15 @@ async def test_the_router_is_told_everything_and_again_after_its_restart() -> No
             await one.commit(blocks[:3], (await one.reserve(blocks[:3])).blocks)
             await eventually(lambda: first.known == set(keys(3)))
         await eventually(lambda: first.hello is None)
+
+
+async def test_an_eviction_that_fails_is_not_answered_and_disturbs_nobody() -> None:
+    async with fake_router() as (router, address):
+        names = [b"too short", b"t" * 16]
+        router.orders = [router_pb2.EvictOrder(number=number, namespace=name) for number, name in enumerate(names)]
+        async with open_kvstore(settings(router=address)):
+            await eventually(lambda: router.evicted)
+            assert (router.evicted, router.joined) == ([1], 1)
 
 
 async def test_a_store_finds_its_router_again() -> None:

@@ -48,6 +48,8 @@ SIZE = 64 << 10
 SPEC = KvSpec(model="m", tokenizer="t", layout="v1", dtype="float32", block_size=16, block_bytes=SIZE)
 KEYS = [bytes([n]) * 32 for n in range(1, 41)]
 
+US, THEM = b"u" * 16, b"t" * 16
+
 def free():
     with socket.create_server(("127.0.0.1", 0)) as found:
         return found.getsockname()[1]
@@ -77,7 +79,8 @@ async def master():
         process.wait()
 
 class Landing:
-    def __init__(self, most=10**6):
+    def __init__(self, most=10**6, namespace=US):
+        self.namespace = namespace
         self.buffers, self.landed_keys, self.offered, self.most = {}, [], [], most
 
     def room(self, offered):
@@ -104,13 +107,13 @@ async def main():
             blocks = [random.Random(key).randbytes(SIZE) for key in KEYS]
             for number, (key, data) in enumerate(zip(KEYS, blocks)):
                 parent = KEYS[number - 1] if number else bytes(32)
-                offered = Offered(key, parent, number * 16, checksum(data), 0.25, b"n" * 16)
+                offered = Offered(key, parent, number * 16, checksum(data), 0.25, US)
                 assert await one.publish(offered, memoryview(data), soon())
             got = Landing()
             await two.fetch("", SPEC, [*KEYS, bytes(32)], got, soon())
             assert got.landed_keys == KEYS
             assert [bytes(got.buffers[key]) for key in KEYS] == blocks
-            assert got.offered[7] == Offered(KEYS[7], KEYS[6], 112, checksum(blocks[7]), 0.25, b"n" * 16)
+            assert got.offered[7] == Offered(KEYS[7], KEYS[6], 112, checksum(blocks[7]), 0.25, US)
             assert (two.stats.blocks, two.stats.bytes_in) == (40, 40 * SIZE)
             short = Landing(most=3)
             await two.fetch("", SPEC, KEYS, short, soon())
@@ -120,7 +123,7 @@ async def main():
             assert nothing.landed_keys == []
             # a value whose bytes are not those that were summed
             bad = bytes([99]) * 32
-            assert await one.publish(Offered(bad, bytes(32), 0, bytes(16)), memoryview(blocks[0]), soon())
+            assert await one.publish(Offered(bad, bytes(32), 0, bytes(16), 0.0, US), memoryview(blocks[0]), soon())
             broken = Landing()
             try:
                 await two.fetch("", SPEC, [KEYS[0], bad], broken, soon())
@@ -139,6 +142,16 @@ async def main():
             except TransportFault as fault:
                 assert fault.reason == "late"
             assert two.stats.faults == {"corrupt": 1, "nonsense": 1, "late": 1}
+            # a tenant's blocks go, also those that were read just now; another's stay
+            theirs = Offered(bytes([98]) * 32, bytes(32), 0, checksum(blocks[0]), 0.0, THEM)
+            assert await one.publish(theirs, memoryview(blocks[0]), soon())
+            assert await two.drop_tenant(US, soon()) == len(KEYS) + 1
+            assert await two.drop_tenant(US, soon()) == 0
+            await two.fetch("", SPEC, KEYS, nothing, soon())
+            assert nothing.landed_keys == []
+            left = Landing(namespace=THEM)
+            await two.fetch("", SPEC, [theirs.key], left, soon())
+            assert left.landed_keys == [theirs.key]
     print("all well")
 
 asyncio.run(main())
@@ -149,6 +162,7 @@ STORES = (
     COMMON
     + """
 from penstock.kv.client.client import BlockPut, open_store
+from penstock.kv.client.origin import Origin
 from penstock.kvstore.config import KvStoreConfig
 from penstock.kvstore.service import open_kvstore
 from penstock.rpc.channels import open_channels
@@ -164,12 +178,12 @@ async def main():
             parents = [bytes(32), *KEYS]
             puts = [BlockPut(KEYS[n], parents[n], n * 16, memoryview(data)) for n, data in enumerate(blocks)]
             async with open_store(channels.to(one.address, "store"), "writer", SPEC, "one", timeout_s=20) as writer:
-                assert await writer.put(puts) == len(KEYS)
+                assert await writer.put(puts, Origin(namespace=US)) == len(KEYS)
                 async with asyncio.timeout(20):
                     while one.elsewhere.figures()["pool_published"] < len(KEYS):
                         await asyncio.sleep(0.01)
             async with open_store(channels.to(two.address, "store"), "reader", SPEC, "two", timeout_s=20) as reader:
-                async with reader.lease([*KEYS, bytes(32)]) as leased:
+                async with reader.lease([*KEYS, bytes(32)], Origin(namespace=US)) as leased:
                     assert [bytes(view) for view in leased.blocks] == blocks
                     assert leased.tiers == ["remote"] * len(KEYS)
                 async with reader.lease(KEYS) as leased:
@@ -178,6 +192,12 @@ async def main():
             assert (figures["pool_blocks"], figures["pool_published"], figures["pulled_blocks"]) == (40, 0, 0)
             assert two.host.table.find(KEYS[5]).parent == KEYS[4]
             assert one.stats().detached == two.stats().reserved == 0
+            async with open_store(channels.to(two.address, "store"), "reader", SPEC, "two", timeout_s=20) as reader:
+                dropped = [await store.partitions.drop_tenant(US) for store in (one, two)]
+                assert [{tier.kind.name: tier.blocks for tier in tiers} for tiers in dropped] == [
+                    {"HOST": 40, "REMOTE": 40}, {"HOST": 40, "REMOTE": 0}]
+                async with reader.lease(KEYS, Origin(namespace=US)) as leased:
+                    assert leased.tiers == []
     print("all well")
 
 asyncio.run(main())

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from tests.services.kvstore.helpers import client_of, eventually, puts, settings
 
+from penstock.errors import Unavailable
 from penstock.kvstore.elsewhere.mooncake import Pool
-from penstock.kvstore.elsewhere.transport.base import Offered
+from penstock.kvstore.elsewhere.transport.base import Offered, TransportFault
 from penstock.kvstore.service import open_kvstore
 from penstock.runtime.tasks import beside
 
@@ -26,6 +28,21 @@ class Moody:
         if self.asked > 2:
             self.taken[block.key] = bytes(data)
         return self.asked > 2
+
+
+class Unreached(Moody):
+    """A pool whose master does not answer."""
+
+    async def drop_tenant(self, namespace: bytes, until: float) -> int:
+        raise TransportFault("late", "the pool did not answer in time")
+
+
+async def test_a_pool_that_keeps_a_tenants_blocks_is_told_of() -> None:
+    transport: Any = Unreached()
+    async with open_kvstore(settings()) as store:
+        pool = Pool(store.host, transport, store.store.now)
+        with pytest.raises(Unavailable, match="still has blocks"):
+            await pool.drop_tenant(b"t" * 16)
 
 
 async def test_a_pool_that_fails_once_is_asked_again_and_no_pin_is_left() -> None:

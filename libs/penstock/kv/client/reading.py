@@ -209,6 +209,7 @@ class Reading:
             keys=keys[:MAX_KEYS],
             session=origin.session,
             sources=origin.sources,
+            namespace=origin.namespace,
             on_device=on_device,
             wait_s=wait_s,
         )

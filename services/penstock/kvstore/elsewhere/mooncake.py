@@ -9,21 +9,23 @@ from contextlib import asynccontextmanager
 
 import structlog
 
+from penstock.errors import Unavailable
 from penstock.kvstore.config import KvStoreConfig
-from penstock.kvstore.elsewhere.transport.base import Offered
+from penstock.kvstore.elsewhere.transport.base import Offered, TransportFault
 from penstock.kvstore.elsewhere.transport.over_mooncake import (
     MooncakeOptions,
     MooncakeTransport,
     open_mooncake_transport,
 )
-from penstock.kvstore.table.blocks import Block
-from penstock.kvstore.tiers.base import Rules
+from penstock.kvstore.table.blocks import Block, TierKind
+from penstock.kvstore.tiers.base import Dropped, Rules
 from penstock.kvstore.tiers.host import HostTier
 from penstock.runtime.tasks import beside
 
 _WAITING = 4096
 """Blocks that wait to be put into the pool; more are left out."""
 _PUT_S = 5.0
+_DROP_S = 10.0
 
 
 class Pool:
@@ -38,6 +40,7 @@ class Pool:
         self._host = host
         self._now = now
         self._waiting: asyncio.Queue[bytes] = asyncio.Queue(_WAITING)
+        self._at_work = asyncio.Lock()
         self._log = structlog.get_logger("penstock.kvstore")
 
     def block_stored(self, block: Block) -> None:
@@ -58,7 +61,19 @@ class Pool:
     async def run(self) -> None:
         """Puts blocks into the pool, one after the other, until cancelled."""
         while True:
-            await self._publish(await self._waiting.get())
+            key = await self._waiting.get()
+            async with self._at_work:
+                await self._publish(key)
+
+    async def drop_tenant(self, namespace: bytes) -> Dropped:
+        """Has all blocks of a tenant leave the pool; none that this store lacks is put there afterwards. Raises
+        Unavailable."""
+        async with self._at_work:
+            try:
+                blocks = await self.transport.drop_tenant(namespace, time.monotonic() + _DROP_S)
+            except TransportFault as fault:
+                raise Unavailable(f"the Mooncake pool still has blocks of the tenant: {fault}") from fault
+        return Dropped(TierKind.REMOTE, blocks, blocks * self._host.table.block_bytes)
 
     async def _publish(self, key: bytes) -> None:
         table = self._host.table

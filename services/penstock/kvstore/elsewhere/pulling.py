@@ -49,7 +49,7 @@ class RemoteBlocks:
         """Sources that are no stores of this mesh are ignored, and counted."""
         self._ways = ways
         self._spec = spec
-        self._session = wish.session
+        self._wish = wish
         self._sources = ways.neighbours.usable(wish.sources)[:MOST_SOURCES]
         self._asks_home = not wish.sources
         self._dry: set[bytes] = set()
@@ -95,7 +95,7 @@ class RemoteBlocks:
         return sources
 
     async def _from(self, transport: Transport, source: str, keys: Sequence[bytes], room: Room, until: float) -> int:
-        landing = _Landing(room, self._session)
+        landing = _Landing(room, self._wish)
         try:
             await transport.fetch(source, self._spec, keys, landing, until)
         except TransportFault as fault:
@@ -115,11 +115,12 @@ def _sound(one: Offered) -> bool:
 class _Landing:
     """Slots of the host tier for the blocks of one fetch."""
 
-    def __init__(self, room: Room, session: str) -> None:
+    def __init__(self, room: Room, wish: Wish) -> None:
         self.leading = 0
         """Blocks from the first on that are stored now."""
+        self.namespace = wish.namespace
         self._room = room
-        self._session = session
+        self._session = wish.session
         self._order: list[bytes] = []
         self._open: dict[bytes, Block] = {}
         self._last = b""

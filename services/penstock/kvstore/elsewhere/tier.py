@@ -14,7 +14,7 @@ from penstock.kvstore.elsewhere.pulling import PullStats, RemoteBlocks, Ways
 from penstock.kvstore.elsewhere.transport.base import Transport
 from penstock.kvstore.elsewhere.transport.over_grpc import open_grpc_transport
 from penstock.kvstore.table.blocks import TierKind
-from penstock.kvstore.tiers.base import Rules, Supplier, Wish
+from penstock.kvstore.tiers.base import Dropped, Rules, Supplier, Wish
 from penstock.kvstore.tiers.host import HostTier
 from penstock.kvstore.tiers.tiers import Tiers
 
@@ -47,6 +47,11 @@ class Elsewhere:
             stats=self._stats,
         )
         return (RemoteBlocks(ways, spec, wish),)
+
+    async def drop_tenant(self, namespace: bytes) -> list[Dropped]:
+        """Has all blocks of a tenant leave the pools; neighbours are told by whoever tells this store. Raises
+        Unavailable."""
+        return [await pool.drop_tenant(namespace) for pool in self._pools]
 
     def figures(self) -> Mapping[str, int | float]:
         """Returns the numbers of PullStats in the proto."""

@@ -14,7 +14,7 @@ from math import inf
 import grpc
 import structlog
 
-from penstock.errors import InvalidRequest
+from penstock.errors import InvalidRequest, PenstockError
 from penstock.kv.events import EventHub, Subscriber
 from penstock.kvstore.events.messages import events_message
 from penstock.kvstore.table.blocks import TierKind
@@ -95,11 +95,19 @@ class StoreMembership:
                         self._others(list(dict.fromkeys(address for one in self._routers for address in one.stores)))
                     elif reply.HasField("session_hint"):
                         self._hear(reply.session_hint)
-                    elif reply.HasField("evict"):
-                        router.evicted.append(await self._evict(reply.evict))
+                    elif reply.HasField("evict") and (answer := await self._dropped(reply.evict)) is not None:
+                        router.evicted.append(answer)
                         subscriber.stir()
             finally:
                 call.cancel()
+
+    async def _dropped(self, order: router_pb2.EvictOrder) -> router_pb2.Evicted | None:
+        """The answer to an eviction; None when some of it has failed: then nobody is to believe that all are gone."""
+        try:
+            return await self._evict(order)
+        except PenstockError as error:
+            self._log.warning("blocks of a tenant are not all dropped", reason=error.message)
+            return None
 
     def _hear(self, hint: common_pb2.SessionHint) -> None:
         try:

@@ -47,6 +47,8 @@ class Wish:
     """Addresses of stores that may have the blocks."""
     peer: bool = False
     """Another store asks: it gets what is here, so that no request goes in a circle."""
+    namespace: bytes = b""
+    """Of the tenant that asks; empty: unknown."""
 
 
 class Tier(Protocol):

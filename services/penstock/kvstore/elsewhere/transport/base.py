@@ -38,6 +38,11 @@ class Offered:
 class Landing(Protocol):
     """Where the blocks of one fetch go; the fetching store's side."""
 
+    @property
+    def namespace(self) -> bytes:
+        """Of the tenant whose blocks they are; empty: unknown."""
+        ...
+
     def room(self, offered: Sequence[Offered]) -> list[memoryview | None]:
         """For each block its buffer, of exactly a block's size and writable. None: not wanted. A shorter list: no room
         for the rest. The buffers are the caller's again when `fetch` returns or raises."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import socket
 import struct
 import time
@@ -84,7 +85,7 @@ class MooncakeTransport:
         try:
             for start in range(0, len(keys), batch):
                 names = keys[start : start + batch]
-                found = await self._soon(until, partial(self._get, names, spec.block_bytes))
+                found = await self._soon(until, partial(self._get, landing.namespace, names, spec.block_bytes))
                 if self._land(found, landing) < len(names):
                     return
         except TransportFault as fault:
@@ -101,15 +102,26 @@ class MooncakeTransport:
         )
         try:
             async with asyncio.timeout(max(0.001, until - time.monotonic())):
-                failed = await to_its_end(self._threads, partial(self._store.put_parts, _name(block.key), head, data))
+                name = _name(block.namespace, block.key)
+                failed = await to_its_end(self._threads, partial(self._store.put_parts, name, head, data))
         except TimeoutError:
             return False
         return bool(failed == 0)
 
-    def _get(self, keys: Sequence[bytes], block_bytes: int) -> list[tuple[Offered, memoryview]]:
+    async def drop_tenant(self, namespace: bytes, until: float) -> int:
+        """Has all blocks of a tenant leave the pool, whoever put them there and whoever reads them: what a reader gets
+        of one that is gone does not match its checksum. How many there were. Raises TransportFault."""
+        pattern = f"^{re.escape(_name(namespace, b''))}"
+        count: int = await self._soon(until, partial(self._store.remove_by_regex, pattern, force=True))
+        if count < 0:
+            raise TransportFault("broken", f"Mooncake removed no blocks: code {count}")
+        return count
+
+    def _get(self, namespace: bytes, keys: Sequence[bytes], block_bytes: int) -> list[tuple[Offered, memoryview]]:
         """The leading blocks that the pool has. In a thread."""
         found = []
-        for key, handle in zip(keys, self._store.batch_get_buffer([_name(key) for key in keys]), strict=True):
+        handles = self._store.batch_get_buffer([_name(namespace, key) for key in keys])
+        for key, handle in zip(keys, handles, strict=True):
             if handle is None:
                 break
             value = memoryview(handle).cast("B")
@@ -249,5 +261,6 @@ def listening_everywhere() -> set[int]:
     return ports
 
 
-def _name(key: bytes) -> str:
-    return f"penstock/{key.hex()}"
+def _name(namespace: bytes, key: bytes) -> str:
+    """Of a block; with the tenant in it, so that all of a tenant's can be removed."""
+    return f"penstock/{namespace.hex() or 'unknown'}/{key.hex()}"
