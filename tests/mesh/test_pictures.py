@@ -108,6 +108,21 @@ async def test_another_file_of_the_same_picture_is_found(client):
     assert again == said and cached >= (tokens - 1) // BLOCK * BLOCK
 
 
+async def test_metrics_say_what_was_computed(mesh, client):
+    """A wide picture has three tiles and one of all of it; what has its KV in the cache is not computed again."""
+
+    def told(name):
+        values = [worker.metrics.registry.get_sample_value(f"penstock_picture{name}", {}) for worker in mesh.workers]
+        return sum(values)
+
+    before, given = told("_tiles_computed_total"), ("metrics ", picture_url(17, 130, 60), " end")
+    for _ in range(3):
+        await ask(client, *given)
+    computed = told("_tiles_computed_total") - before
+    assert computed % 4 == 0 and 4 <= computed <= 4 * len(mesh.workers)
+    assert told("_tile_seconds_total") > 0 and told("s") >= 1 and told("_bytes") > 0
+
+
 async def test_several_pictures_of_many_tiles(client, alone, model):
     given = ("first ", WIDE, " then ", ONE, WIDE, " end")
     said, _, tokens = await ask(client, *given)

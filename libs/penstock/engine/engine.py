@@ -288,6 +288,12 @@ class Engine:
         return max(sums) * groups / sum(sums) if any(sums) else 0.0
 
     @property
+    def shown(self) -> ShownTiles | None:
+        """The tiles of pictures that steps had; None where the model sees none here."""
+        shown = getattr(self._runner, "shown", None)
+        return shown if isinstance(shown, ShownTiles) else None
+
+    @property
     def prefill_tokens_per_s(self) -> float:
         """As in the statistics."""
         return self._counters.prefill_tokens_per_s
@@ -484,8 +490,7 @@ class Engine:
         return self._predicted(flight.runs) if self.config.pp > 1 else 0.0
 
     def _predicted(self, runs: Sequence[Run]) -> float:
-        shown = getattr(self._runner, "shown", None)
-        tile_s = shown.tile_s if isinstance(shown, ShownTiles) else 0.0
+        tile_s = 0.0 if self.shown is None else self.shown.tile_s
         return self._counters.predict(runs, self.checkpoint.config.hidden_size, tile_s)
 
     async def _computed(self, flight: Flight, runs: Sequence[Run]) -> Sequence[list[Chosen] | EngineError]:

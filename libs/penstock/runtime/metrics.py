@@ -290,6 +290,11 @@ class WorkerMetrics(StoringMetrics):
     ADAPTERS_HELD = "penstock_adapters_in_memory"
     ADAPTER_BYTES = "penstock_adapter_bytes"
     ADAPTER_LOADS = "penstock_adapter_loads"
+    PICTURES = "penstock_pictures"
+    PICTURE_BYTES = "penstock_picture_bytes"
+    TILES_COMPUTED = "penstock_picture_tiles_computed"
+    TILES_FOUND = "penstock_picture_tiles_found"
+    TILE_S = "penstock_picture_tile_seconds"
     FIGURES: Mapping[str, Scraped] = {
         RUNNING: Scraped("Sequences in the batch"),
         WAITING: Scraped("Sequences that wait for a place in it, and those whose KV is being fetched"),
@@ -316,6 +321,11 @@ class WorkerMetrics(StoringMetrics):
         ADAPTERS_HELD: Scraped("Those of them that are in memory"),
         ADAPTER_BYTES: Scraped("Bytes of the adapters in memory"),
         ADAPTER_LOADS: Scraped("Adapters read from their directories", total=True),
+        PICTURES: Scraped("Pictures that were shown and are still there"),
+        PICTURE_BYTES: Scraped("Bytes of their pixels, and of those on their way"),
+        TILES_COMPUTED: Scraped("Tiles of pictures that went through the vision encoder", total=True),
+        TILES_FOUND: Scraped("Times that a step had a tile's embeddings from an earlier one", total=True),
+        TILE_S: Scraped("Seconds that the vision encoder took", total=True),
     }
 
     def __init__(self, model: str = "") -> None:

@@ -14,6 +14,7 @@ import structlog
 
 from penstock.engine.engine import Engine
 from penstock.engine.hooks import Drafter
+from penstock.engine.pictures.shown import ShownTiles
 from penstock.kv.client.client import StoreClient, open_store
 from penstock.rpc.channels import open_channels
 from penstock.rpc.identity import MemberIdentity
@@ -26,6 +27,7 @@ from penstock.worker.config import WorkerConfig
 from penstock.worker.device import check_device, device_of
 from penstock.worker.examining import examined
 from penstock.worker.lending import PageLending
+from penstock.worker.pictures import HeldPictures
 from penstock.worker.publishing import BlockPublisher, open_publisher
 from penstock.worker.rotation import in_rotation
 from penstock.worker.stored import StoredKeys
@@ -100,6 +102,7 @@ async def open_worker(
             _publisher(store, metrics, waiting_pages, engine=engine) as publisher,
         ):
             worker = Worker(config, engine, store=store, publisher=publisher, channels=channels, metrics=metrics)
+            metrics.watch(partial(_of_pictures, worker.pictures, engine.shown))
             async with serve(
                 config.address,
                 lambda server: register(server, worker),
@@ -169,6 +172,16 @@ def _figures(engine: Engine) -> dict[str, float]:
         WorkerMetrics.ADAPTERS_HELD: engine.adapters.in_memory,
         WorkerMetrics.ADAPTER_BYTES: engine.adapters.nbytes,
         WorkerMetrics.ADAPTER_LOADS: engine.adapters.loads,
+    }
+
+
+def _of_pictures(held: HeldPictures, shown: ShownTiles | None) -> dict[str, float]:
+    return {
+        WorkerMetrics.PICTURES: len(held),
+        WorkerMetrics.PICTURE_BYTES: held.used_bytes,
+        WorkerMetrics.TILES_COMPUTED: shown.computed if shown else 0,
+        WorkerMetrics.TILES_FOUND: shown.found if shown else 0,
+        WorkerMetrics.TILE_S: shown.took_s if shown else 0.0,
     }
 
 

@@ -25,6 +25,9 @@ class HeldPictures:
         """Bytes of those that are held, there already or not."""
         self._holds: Counter[tuple[bytes, bytes]] = Counter()
 
+    def __len__(self) -> int:
+        return len(self._kept)
+
     @property
     def used_bytes(self) -> int:
         """Of all that are there or have room."""

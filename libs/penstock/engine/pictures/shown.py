@@ -38,6 +38,10 @@ class ShownTiles:
         self._bytes = 0
         self.computed = 0
         """Tiles, since the start."""
+        self.found = 0
+        """Times that one was there already."""
+        self.took_s = 0.0
+        """Seconds that all of them took."""
         self.tile_s = 0.0
         """Seconds that the slowest of them took; 0: none was computed."""
 
@@ -69,12 +73,15 @@ class ShownTiles:
         if found is None:
             began = time.perf_counter()
             found = self._tower.embeddings(part.picture.pixels[part.tile : part.tile + 1])[0]
-            self.tile_s = max(self.tile_s, time.perf_counter() - began)
+            took_s = time.perf_counter() - began
+            self.tile_s = max(self.tile_s, took_s)
+            self.took_s += took_s
             self.computed += 1
             self._kept[key] = found
             self._bytes += found.nbytes
             while self._bytes > self._most_bytes and len(self._kept) > 1:
                 self._bytes -= self._kept.popitem(last=False)[1].nbytes
         else:
+            self.found += 1
             self._kept.move_to_end(key)
         return found
