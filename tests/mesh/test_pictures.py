@@ -14,7 +14,7 @@ from penstock.engine.request import Request, SamplingParams
 from penstock.gateway.completing.prompts import Naming, prepare, without_links
 from penstock.gateway.request.ask import Conversation, Keep
 from penstock.testing.mesh import MeshSetup
-from penstock.testing.seeing import picture_url, write_seeing
+from penstock.testing.seeing import picture_url, write_seeing, write_seeing_whole
 
 from .support import fail_once
 
@@ -128,6 +128,32 @@ async def test_several_pictures_of_many_tiles(client, alone, model):
     said, _, tokens = await ask(client, *given)
     assert said == await said_alone(alone, model, *given)
     assert tokens > 2 * 4 * BLOCK + BLOCK, "a wide one has three tiles and one of all of it"
+
+
+async def test_a_model_that_does_not_cut_pictures(tmp_path, meshes):
+    """Its embeddings are turned by their places in the picture, and what is behind it by less than by its position."""
+    model = write_seeing_whole(tmp_path / "model")
+    one, other, turned = picture_url(1, 90, 40), picture_url(2, 90, 40), picture_url(1, 40, 90)
+    async with (
+        meshes(MeshSetup(model=model)) as mesh,
+        openai.AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0) as client,
+        Engine.open(EngineConfig(model=model, kv_pool_tokens=4096)) as alone,
+    ):
+        said = {}
+        for picture in (one, other, turned):
+            given = ("look at this picture: ", picture, " and say what it is")
+            said[picture], cached, tokens = await ask(client, *given)
+            assert said[picture] == await said_alone(alone, model, *given)
+            assert cached <= len("<|im_start|>user\nlook at this picture: "), "no token of the picture"
+            for _ in range(50):
+                again, cached, _ = await ask(client, *given)
+                assert again == said[picture]
+                if cached >= (tokens - 1) // BLOCK * BLOCK:
+                    break
+            assert cached >= (tokens - 1) // BLOCK * BLOCK
+        assert len(set(map(tuple, said.values()))) > 1
+        both, _, _ = await ask(client, one, " or ", turned, "?")
+        assert both == await said_alone(alone, model, one, " or ", turned, "?")
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "WEBP", "GIF"])

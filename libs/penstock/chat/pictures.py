@@ -11,7 +11,7 @@ from penstock.checkpoint import PictureForm
 from penstock.errors import InvalidRequest
 from penstock.pictures.picture import Picture, ShownPicture
 from penstock.pictures.reading import read_picture
-from penstock.pictures.tiles import TEXTS, tiled, tokens_of
+from penstock.pictures.seeing import seen, texts_of, tokens_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class PictureTokens:
 
     form: PictureForm
     ids: Mapping[str, int]
-    """Of `TEXTS`, by their names there."""
+    """Of `texts_of` the form, by their names there."""
     reader: Callable[[str, str], Picture] | None = None
     """Reads the picture of a data: URL, for an error that names its field; None: this process does."""
 
@@ -28,7 +28,7 @@ class PictureTokens:
         """A picture that a client sends. Takes a while. Raises InvalidRequest and Unavailable."""
         if self.reader is not None:
             return self.reader(link.url, link.at)
-        return tiled(read_picture(link.url, link.at), self.form)
+        return seen(read_picture(link.url, link.at), self.form, link.at)
 
     def tokens_before(self, ids: Sequence[int], shown: Sequence[ShownPicture], count: int) -> int:
         """How many tokens the first `count` of a rendered prompt are, with those of their pictures."""
@@ -60,7 +60,7 @@ class PictureTokens:
 def picture_tokens(form: PictureForm | None, added: Mapping[str, int]) -> PictureTokens | None:
     """How prompts show pictures; None for a model without them, and for a tokenizer that lacks their tokens. `added`
     has the ids of added tokens by their texts."""
-    if form is None or not all(text in added for text in TEXTS.values()):
+    if form is None or not all(text in added for text in texts_of(form).values()):
         return None
-    ids = {name: added[text] for name, text in TEXTS.items()}
+    ids = {name: added[text] for name, text in texts_of(form).items()}
     return PictureTokens(form, ids) if ids["patch"] == form.token else None

@@ -14,7 +14,10 @@ from penstock.checkpoint.families import SUPPORTED
 from penstock.checkpoint.fingerprint import fingerprint, tokenizer_fingerprint
 from penstock.checkpoint.model_config import ModelConfig
 from penstock.checkpoint.naming import LayerNames, layer_names
-from penstock.checkpoint.pictures import PictureForm, PicturePart, picture_form
+from penstock.checkpoint.pictures.form import PictureForm, PicturePart
+from penstock.checkpoint.pictures.part import picture_form
+from penstock.checkpoint.pictures.patches import PatchForm
+from penstock.checkpoint.pictures.tiles import TileForm
 from penstock.checkpoint.remembered import remembered_fingerprint
 from penstock.checkpoint.rope import Rope
 from penstock.checkpoint.split import TensorCut, check_expert_groups, check_split, part_of
@@ -36,6 +39,7 @@ __all__ = [
     "Latent",
     "LayerNames",
     "ModelConfig",
+    "PatchForm",
     "PictureForm",
     "PicturePart",
     "Rank",
@@ -44,6 +48,7 @@ __all__ = [
     "Temperature",
     "TensorCut",
     "TensorInfo",
+    "TileForm",
     "adapter_of_rank",
     "check_expert_groups",
     "check_split",

@@ -10,7 +10,8 @@ from penstock.checkpoint.errors import CheckpointError
 from penstock.checkpoint.families import FAMILIES
 from penstock.checkpoint.files import Json, read_object, read_object_if_there
 from penstock.checkpoint.model_config import ModelConfig, parse_config, text_values
-from penstock.checkpoint.pictures import PicturePart, picture_part
+from penstock.checkpoint.pictures.form import PicturePart
+from penstock.checkpoint.pictures.part import picture_part
 from penstock.checkpoint.quantised import Quantisation, folded, parse_quantisation
 from penstock.checkpoint.tensors import (
     DTYPE_BYTES,

@@ -82,6 +82,9 @@ class Family:
     """The field that has the inner size of blocks that all tokens go through."""
     text_part: bool = False
     """A vision-language model: only its text part is served, whose settings are config.json's text_config."""
+    spatial: bool = False
+    """The rotation has sections: one for the place in time, one for that among the rows of a picture, one for that
+    among its columns. Of a text all three are the same."""
     absent: Mapping[str, int] = field(default_factory=dict)
     """Sizes that config.json may leave out."""
 
@@ -135,6 +138,25 @@ _LLAMA_4 = Family(
     },
 )
 
+_QWEN_2_5_VL = Family(
+    rms_eps=1e-5,
+    rope_theta=1e6,
+    attention_bias=AttentionBias.INPUTS,
+    windows=Windows.LATE_IF_USED,
+    window=4096,
+    text_part=True,
+    spatial=True,
+    absent={
+        "vocab_size": 152064,
+        "hidden_size": 8192,
+        "intermediate_size": 29568,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 32768,
+    },
+)
+
 FAMILIES = {
     "LlamaForCausalLM": Family(attention_bias=AttentionBias.CONFIGURED, mlp_bias=True),
     "MistralForCausalLM": Family(windows=Windows.ALL, window=4096),
@@ -179,5 +201,6 @@ FAMILIES = {
     "KimiK25ForConditionalGeneration": replace(_DEEPSEEK, text_part=True),
     "Llama4ForCausalLM": _LLAMA_4,
     "Llama4ForConditionalGeneration": replace(_LLAMA_4, text_part=True),
+    "Qwen2_5_VLForConditionalGeneration": _QWEN_2_5_VL,
 }
 SUPPORTED = tuple(FAMILIES)

@@ -29,6 +29,7 @@ _LATER: dict[str, object] = {
     "key_norm": False,
     "temperature": None,
     "predictors": 0,
+    "sections": [],
 }
 """Fields that came after "v1": they count where they are set, so that KV that was kept before them stays good."""
 

@@ -34,6 +34,9 @@ class Rope:
     """Each pair's frequency is divided by its own (longrope)."""
     interleaved: bool = False
     """Dimensions 2 i and 2 i + 1 turn together, instead of i and i + dim / 2."""
+    sections: tuple[int, ...] = ()
+    """So many pairs turn by the place in time, the next ones by that among the rows of a picture, the rest by that
+    among its columns (Qwen2-VL, Wang et al., 2024); empty: all by one position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +65,14 @@ def parse_rotation(read: Reader, family: Family, head_dim: int, context: int | N
         _whole_heads(read, settings)
     theta = settings.number("rope_theta", read.number("rope_theta", family.rope_theta))
     kind = _kind(settings)
+    if family.spatial and kind == "mrope":  # the name of the sections, not of a rotation
+        kind = "default"
     if family.partial_rotary and kind != "default":
         return _longrope(read, settings, kind, theta, rotary_dim=rotary_dim, context=context)
     original = _original(read, _original(settings, longest))  # outside of the settings it has the last word
     rope = _rope(settings, kind, theta, original)
+    if family.spatial:
+        rope = replace(rope, sections=_sections(settings, rotary_dim))
     if family.interleaved and read.flag("rope_interleave", True):
         rope = replace(rope, interleaved=True)
     return Rotation(rope, None, rotary_dim, longest, _sharpness(settings, kind) if family.latent else 1.0)
@@ -108,6 +115,15 @@ def _original(settings: Reader, default: int) -> int:
 
 def _kind(settings: Reader) -> Any:
     return settings.values.get("rope_type", settings.values.get("type", "default"))
+
+
+def _sections(settings: Reader, rotary_dim: int) -> tuple[int, ...]:
+    found = settings.values.get("mrope_section", [16, 24, 24])
+    whole = isinstance(found, list) and len(found) == 3 and all(type(one) is int and one >= 0 for one in found)
+    if not whole or 2 * sum(found) != rotary_dim:
+        what = f"mrope_section {found!r} must be three numbers of pairs, {rotary_dim // 2} together"
+        raise settings.fail(what)
+    return tuple(found)
 
 
 def _whole_heads(*places: Reader) -> None:

@@ -31,7 +31,7 @@ _BYTES = {**DTYPE_BYTES, **QUANTISED_BYTES}
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 """The output projection, where it is not the embedding."""
-_OF_PICTURES = ("vision_tower.", "vision_model.", "multi_modal_projector.", "mm_projector.")
+_OF_PICTURES = ("vision_tower.", "vision_model.", "multi_modal_projector.", "mm_projector.", "visual.")
 _MAX_HEADER = 100_000_000
 _MOST_AXES, _BEYOND = 16, 1 << 63
 """Of a tensor, and for its numbers: more of either means harm."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import msgspec
 
 from penstock.checkpoint import PictureForm
 from penstock.errors import InvalidRequest
 from penstock.pictures.picture import GRID
 from penstock.pictures.reading import read_picture
-from penstock.pictures.tiles import tiled
+from penstock.pictures.seeing import FORMS, seen
 from penstock.runtime.apart.serving import Answer, Works, serve_apart
 
 _MEMORY = 2 << 30
@@ -16,15 +16,15 @@ _MEMORY = 2 << 30
 
 
 def _make(setup: bytearray) -> tuple[Works, float]:
-    settings = json.loads(setup)
-    form = PictureForm(**settings["form"])
+    settings = msgspec.json.decode(setup)
+    form: PictureForm = msgspec.convert(settings["form"], FORMS[settings["kind"]])
     return lambda asked: _read(asked, form), settings["seconds"]
 
 
 def _read(asked: bytearray, form: PictureForm) -> Answer:
     field, _, url = asked.decode().partition("\n")
     try:
-        picture = tiled(read_picture(url, field), form)
+        picture = seen(read_picture(url, field), form, field)
         return "answer", GRID.pack(*picture.grid) + picture.pixels.tobytes()
     except MemoryError:
         raise InvalidRequest(f"{field}: takes too much memory to read") from None

@@ -5,14 +5,15 @@ in C: what reads strangers' files is ended when it takes too long, and holds nei
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import asdict
+
+import msgspec
 
 from penstock.checkpoint import PictureForm
 from penstock.errors import InvalidRequest
 from penstock.pictures.picture import GRID, Grid, Picture, picture_from
+from penstock.pictures.seeing import name_of
 from penstock.runtime.apart.processes import OutOfTime, ProcessesApart
 
 READ_S = 3.0
@@ -22,13 +23,13 @@ _MOST = 2
 
 
 class PictureProcesses:
-    """Reads pictures as `read_picture` and `tiled` do, in other processes; waits in threads. Made by
+    """Reads pictures as `read_picture` and `seen` do, in other processes; waits in threads. Made by
     `pictures_apart`."""
 
     def __init__(self, form: PictureForm, *, seconds: float = READ_S) -> None:
         """`seconds` of a processor are allowed for one picture."""
         self._form = form
-        setup = json.dumps({"form": asdict(form), "seconds": seconds}).encode()
+        setup = msgspec.json.encode({"kind": name_of(form), "form": form, "seconds": seconds})
         self._apart = ProcessesApart("penstock.pictures", setup, most=_MOST, what="a picture could not be read")
         self.close = self._apart.close
 
@@ -47,7 +48,7 @@ class PictureProcesses:
         if kind == "refusal":
             raise InvalidRequest(content.decode(), field=field)
         grid = Grid(*GRID.unpack_from(content))
-        return picture_from(grid, self._form.tile, memoryview(content)[GRID.size :])
+        return picture_from(self._form, grid, memoryview(content)[GRID.size :])
 
 
 @asynccontextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,8 +15,10 @@ if TYPE_CHECKING:  # numpy is not for those who only read texts
     import numpy as np
     import numpy.typing as npt
 
+    from penstock.checkpoint import PictureForm
+
     Pixels = npt.NDArray[np.uint8]
-    """[tiles, side, side, 3]: red, green and blue of each pixel."""
+    """[parts, from top to bottom, across, 3]: red, green and blue of each pixel."""
 
 _TAG = b"penstock picture v1"
 _HEAD = struct.Struct("<III")
@@ -24,42 +27,43 @@ GRID = struct.Struct("!II")
 
 
 class Grid(NamedTuple):
-    """How a picture is cut."""
+    """The cells of a picture, see PictureForm."""
 
     rows: int
     columns: int
 
-    @property
-    def tiles(self) -> int:
-        """With the one that shows all of it, where there is more than that."""
-        parts = self.rows * self.columns
-        return parts + 1 if parts > 1 else 1
-
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A picture, cut into tiles. Two are equal when a model sees the same."""
+    """A picture, scaled and cut. Two are equal when a model sees the same."""
 
     grid: Grid
+    side: int
+    """Of a cell, pixels."""
     digest: bytes
-    """sha256 over the grid, the side of a tile, and the pixels."""
+    """sha256 over the grid, the side of a cell, and the pixels."""
     pixels: Pixels = field(compare=False, repr=False)
-    """Row by row, and then the tile that shows all of it."""
+    """Tiles row by row and then the one that shows all of it; or all in one part."""
 
 
-def picture_of(grid: Grid, pixels: Pixels) -> Picture:
-    """The picture of these tiles, which lie in one piece and nobody changes any more."""
-    digest = hashlib.sha256(_TAG + _HEAD.pack(*grid, pixels.shape[1]))
+def picture_of(grid: Grid, side: int, pixels: Pixels) -> Picture:
+    """The picture of these pixels, which lie in one piece and nobody changes any more."""
+    digest = hashlib.sha256(_TAG + _HEAD.pack(*grid, side))
     digest.update(pixels.data)
-    return Picture(grid, digest.digest(), pixels)
+    return Picture(grid, side, digest.digest(), pixels)
 
 
-def picture_from(grid: Grid, side: int, content: bytes | bytearray | memoryview) -> Picture:
+def picture_from(form: PictureForm, grid: Grid, content: bytes | bytearray | memoryview) -> Picture:
     """The picture whose pixels are `content`; raises ValueError when these are of another size."""
     import numpy as np
 
-    shape = (grid.tiles, side, side, 3)
-    return picture_of(grid, np.frombuffer(content, np.uint8).reshape(shape))
+    pixels = np.frombuffer(content, np.uint8).reshape(*form.shape(*grid), 3)
+    return picture_of(grid, form.side, pixels)
+
+
+def pixel_bytes(form: PictureForm, grid: Grid) -> int:
+    """Of the pixels of a picture in that grid."""
+    return math.prod(form.shape(*grid)) * 3
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from penstock.checkpoint import PictureForm
+from penstock.checkpoint import TileForm
 from penstock.pictures.picture import Grid, Picture, picture_of
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ TEXTS = {
 """Tokens around the embeddings of a picture. The chat template writes `whole` for each picture."""
 
 
-def tiled(image: Image, form: PictureForm) -> Picture:
+def tiled(image: Image, form: TileForm) -> Picture:
     """The tiles of an RGB image. Holds Python's lock only now and then; runs in any thread."""
     import numpy as np
     from PIL.Image import Resampling
@@ -41,10 +41,10 @@ def tiled(image: Image, form: PictureForm) -> Picture:
     canvas[: drawn.shape[0], : drawn.shape[1]] = drawn
     parts = canvas.reshape(grid.rows, form.tile, grid.columns, form.tile, 3).swapaxes(1, 2)
     tiles = parts.reshape(-1, form.tile, form.tile, 3)
-    if grid.tiles > 1:
+    if len(tiles) > 1:
         whole = np.asarray(image.resize((form.tile, form.tile), Resampling.BILINEAR), np.uint8)
         tiles = np.concatenate([tiles, whole[np.newaxis]])
-    return picture_of(grid, np.ascontiguousarray(tiles))
+    return picture_of(grid, form.tile, np.ascontiguousarray(tiles))
 
 
 def _scaled(image: Image, width: int, height: int) -> tuple[int, int]:
@@ -55,7 +55,7 @@ def _scaled(image: Image, width: int, height: int) -> tuple[int, int]:
     return max(1, min(int(image.width * down), width)), height
 
 
-def fitting_grid(width: int, height: int, form: PictureForm) -> Grid:
+def fitting_grid(width: int, height: int, form: TileForm) -> Grid:
     """The grid for a picture of that size. Scales are compared in single precision, as the image processor does."""
     import numpy as np
 
@@ -82,14 +82,14 @@ def _grids(most: int) -> tuple[Grid, ...]:
     return tuple(grid for grids in by_ratio.values() for grid in grids)
 
 
-def tokens_of(grid: Grid, form: PictureForm, ids: Mapping[str, int]) -> list[int]:
+def tokens_of(grid: Grid, form: TileForm, ids: Mapping[str, int]) -> list[int]:
     """The tokens of a picture; `ids` are those of `TEXTS`, by their names there."""
-    return list(_tokens(grid, [ids["patch"]] * form.embeddings, ids))
+    return list(_tokens(grid, [ids["patch"]] * form.embeddings(*grid), ids))
 
 
 def _tokens(grid: Grid, patches: list[int], ids: Mapping[str, int]) -> Iterator[int]:
     yield ids["begin"]
-    if grid.tiles > 1:
+    if grid.rows * grid.columns > 1:
         for _ in range(grid.rows):
             for column in range(grid.columns):
                 yield from patches

@@ -83,10 +83,10 @@ class PictureName(_message.Message):
     digest: _builtins.bytes
     """32 bytes"""
     rows: _builtins.int
-    """of tiles"""
+    """of cells: tiles, or squares that become one embedding each"""
     columns: _builtins.int
     side: _builtins.int
-    """of a tile, pixels"""
+    """of a cell, pixels"""
     def __init__(
         self,
         *,

@@ -28,7 +28,7 @@ def steps(directory, device, dtype):
     pixels = np.random.default_rng(3).integers(0, 256, (3, form.tile, form.tile, 3), np.uint8)
     own = tokens_of(Grid(1, 2), form, ids)
     tokens = [*range(40), *own, *range(50, 90)]
-    rows = PictureRows([ShownPicture(picture_of(Grid(1, 2), pixels), 40, len(own))], tokens, form)
+    rows = PictureRows([ShownPicture(picture_of(Grid(1, 2), form.tile, pixels), 40, len(own))], tokens, form)
     runner = Runner(checkpoint, EngineConfig(model=directory, dtype=dtype, device=device, kv_pool_tokens=640))
     params, found = SamplingParams(max_tokens=1, temperature=0.0, logprobs=20), []
     for start in range(0, len(tokens), 32):

@@ -131,6 +131,7 @@ STYLES: dict[str, list[Callable[[], tuple[Tokenizer, dict[str, Any]]]]] = {
     "KimiK25ForConditionalGeneration": [kimi],
     "Llama4ForCausalLM": [llama_3],
     "Llama4ForConditionalGeneration": [llama_3],
+    "Qwen2_5_VLForConditionalGeneration": [qwen],
 }
 BOS = {llama_2: 1, llama_3: 1, mistral: 1, gemma: 1, both_ends: 1, qwen: 0, phi_3: 0, kimi: 0}
 MADE = sorted({style for styles in STYLES.values() for style in styles}, key=lambda style: style.__name__)

@@ -97,6 +97,7 @@ LLAMA_4 = {
     "floor_scale": 16,
     "rms_norm_eps": 1e-5,
 }
+SECTIONS = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
 VISION = {
     "hidden_size": 16,
     "intermediate_size": 16,
@@ -112,6 +113,7 @@ WHOLE = {
         "Llama4",
         {"vision_config": {**VISION, "vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16}},
     ),
+    "qwen": ("Qwen2_5_VL", {"vision_config": {"depth": 1, "hidden_size": 16, "num_heads": 2, "out_hidden_size": 32}}),
 }
 """Models of text and pictures: the class, and what it needs beside the text part."""
 CASES = {
@@ -166,6 +168,11 @@ CASES = {
     "llama4-sharply-scaled": ("Llama4", {**LLAMA_4, "rope_parameters": {**LLAMA3, "high_freq_factor": 1.0}}),
     "kimi-text-part": ("DeepseekV3", {**LATENT, "with_pictures": "kimi"}),
     "llama4-text-part": ("Llama4", {**LLAMA_4, "with_pictures": "llama"}),
+    "qwen2.5-vl-text-part": ("Qwen2_5_VL", {"rope_parameters": SECTIONS, "with_pictures": "qwen"}),
+    "qwen2.5-vl-yarn": (
+        "Qwen2_5_VL",
+        {"rope_parameters": {**SECTIONS, "rope_type": "yarn", "factor": 4.0}, "with_pictures": "qwen"},
+    ),
     "phi3": ("Phi3", {"sliding_window": 40}),
     "phi3-partial-tied": ("Phi3", {"partial_rotary_factor": 0.5, "tie_word_embeddings": True}),
     "phi3-longrope-short": ("Phi3", LONGROPE),
@@ -178,7 +185,7 @@ LENGTHS = (1, 16, 17, 40, 63, 170)
 
 
 def config_class(family):
-    return getattr(transformers, f"{family}{'Text' if family in ('Gemma3', 'Llama4') else ''}Config")
+    return getattr(transformers, f"{family}{'Text' if family in ('Gemma3', 'Llama4', 'Qwen2_5_VL') else ''}Config")
 
 
 def drawn(family, with_pictures=None, **fields):
@@ -395,11 +402,12 @@ def parsed(architecture, **fields):
 def test_absent_fields_mean_what_transformers_takes_them_for(architecture):
     family = {"Kimi_K25": "DeepseekV3", "KimiK25": "DeepseekV3"}.get(*[architecture.partition("For")[0]] * 2)
     theirs = config_class(family)(**SIZES)
-    ours = parsed(architecture, **({"moe_intermediate_size": 768} if family == "Qwen3Moe" else {}))
+    more = {"Qwen3Moe": {"moe_intermediate_size": 768}, "Qwen2_5_VL": {"rope_scaling": {"mrope_section": [1, 1, 2]}}}
+    ours = parsed(architecture, **more.get(family, {}))
     width = getattr(theirs, "sliding_window", None) or getattr(theirs, "attention_chunk_size", None)
     types = getattr(theirs, "layer_types", None) or ["sliding_attention" if width else "full_attention"] * 3
     assert ours.windows == tuple(None if kind == "full_attention" else width for kind in types)
-    assert (ours.rms_eps, ours.tied) == (theirs.rms_norm_eps, theirs.tie_word_embeddings)
+    assert (ours.rms_eps, ours.tied) == (theirs.rms_norm_eps, getattr(theirs, "tie_word_embeddings", False))
     ropes = theirs.rope_parameters
     assert ours.rope.theta == ropes.get("full_attention", ropes)["rope_theta"]
     assert ours.local_rope is None or ours.local_rope.theta == ropes["sliding_attention"]["rope_theta"]

@@ -107,7 +107,7 @@ class Layer:
         position = [at for one in sequences for at in range(one.start, one.start + one.rows)]
         table = [page for one in sequences for page in one.pages]
         table_at = np.cumsum([0, *(len(one.pages) for one in sequences)])[:-1]
-        lists = {"first": first, "position": position, "table": table, "table_at": table_at}
+        lists = {"first": first, "position": position, "turned": position, "table": table, "table_at": table_at}
         arrays = {name: np.asarray(values, dtype=np.int32) for name, values in lists.items()}
         addresses = {name: array.ctypes.data for name, array in arrays.items()}
         step = StepArgs(rows=len(qkv), sequences=len(sequences), **addresses)

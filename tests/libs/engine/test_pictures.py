@@ -15,7 +15,7 @@ from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
 from penstock.engine.errors import RequestRefused
 from penstock.engine.forward.runner import Runner
-from penstock.engine.pictures.tower import PictureTower
+from penstock.engine.pictures.tile_tower import TileTower
 from penstock.engine.request import Request, SamplingParams
 from penstock.engine.stats import Counters
 from penstock.engine.step.pictures import PictureRows
@@ -88,7 +88,9 @@ ONE = Grid(1, 1)
 
 
 def drawn(seed, grid=ONE, side=56):
-    return picture_of(grid, np.random.default_rng(seed).integers(0, 256, (grid.tiles, side, side, 3), np.uint8))
+    tiles = grid.rows * grid.columns
+    shape = (tiles + (tiles > 1), side, side, 3)
+    return picture_of(grid, side, np.random.default_rng(seed).integers(0, 256, shape, np.uint8))
 
 
 def prompt(form, *parts):
@@ -105,12 +107,12 @@ def prompt(form, *parts):
 
 
 def test_the_embeddings_of_tiles(seeing):
-    tower = PictureTower(inspect(seeing.directory).pictures, torch.float32, torch.device("cpu"))
+    tower = TileTower(inspect(seeing.directory).pictures, torch.float32, torch.device("cpu"))
     picture = drawn(1, Grid(2, 1))
     with torch.inference_mode():
         seen = seeing.model.get_image_features(seeing.pixel_values([picture])).last_hidden_state
         wanted = seeing.model.multi_modal_projector(seen)
-    assert wanted.shape == (3, seeing.form.embeddings, SIZES["hidden_size"])
+    assert wanted.shape == (3, seeing.form.embeddings(2, 1), SIZES["hidden_size"])
     close(tower.embeddings(picture.pixels), wanted, atol=1e-5)
 
 
@@ -169,7 +171,7 @@ async def test_a_picture_stands_where_its_tokens_are(seeing, kit):
             ([ShownPicture(one, 4, 3)], "1 tiles of 16 embeddings, and the prompt 1 places for them"),
             ([ShownPicture(one, 4, 500)], "has no place of its own in the prompt"),
             ([*shown, *shown], r"pictures\[1\] has no place of its own"),
-            ([ShownPicture(drawn(1, side=28), 4, 19)], "is not in tiles of 56 pixels"),
+            ([ShownPicture(drawn(1, side=28), 4, 19)], "is not in cells of 56 pixels"),
         ):
             with pytest.raises(RequestRefused, match=says):
                 await kit.read(engine, request("wrong", tokens, tuple(wrong)))

@@ -16,7 +16,7 @@ from tests.libs.pictures.test_tiles import form
 from penstock.errors import InvalidRequest, Unavailable
 from penstock.pictures.apart import PictureProcesses, pictures_apart
 from penstock.pictures.reading import read_picture
-from penstock.pictures.tiles import tiled
+from penstock.pictures.seeing import seen
 from penstock.testing.seeing import picture_url
 
 
@@ -38,7 +38,7 @@ def endless_jpeg(scans):
 
 async def test_they_read_what_this_process_would(apart):
     for url in (picture_url(1, 90, 30), picture_url(2, 20, 20, "JPEG")):
-        assert await asyncio.to_thread(apart.read, url, "x") == tiled(read_picture(url, "x"), form())
+        assert await asyncio.to_thread(apart.read, url, "x") == seen(read_picture(url, "x"), form(), "x")
     assert len(apart.pids) == 1, "one after the other"
 
 
@@ -49,14 +49,14 @@ async def test_refusals_name_the_field(apart):
 
 
 async def test_a_picture_that_takes_too_long_is_given_up_and_the_next_is_read(monkeypatch):
-    processes = PictureProcesses(form(), seconds=0.2)
+    processes = PictureProcesses(form(), seconds=0.5)
     try:
         url, began = endless_jpeg(4000), time.process_time()
         with pytest.raises(InvalidRequest, match="x: takes too long to read"):
             await asyncio.to_thread(processes.read, url, "x")
         assert time.process_time() - began < 1.0, "not here"
         good = picture_url(3, 20, 20)
-        assert await asyncio.to_thread(processes.read, good, "x") == tiled(read_picture(good, "x"), form())
+        assert await asyncio.to_thread(processes.read, good, "x") == seen(read_picture(good, "x"), form(), "x")
     finally:
         processes.close()
 

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch.nn import functional
 
-from penstock.checkpoint import PictureForm
+from penstock.checkpoint import TileForm
 from penstock.pictures.picture import Grid
 from penstock.pictures.tiles import TEXTS, fitting_grid, tiled, tokens_of
 
 
 def form(tile=28, most=16):
-    return PictureForm(
+    return TileForm(
         tile=tile,
         patch=7,
         shuffle=2,
@@ -88,7 +88,7 @@ def test_the_pixels_of_tiles(width, height):
     ]
     if len(tiles) > 1:
         tiles.append(scaled(image, 28, 28))
-    assert picture.pixels.shape == (len(tiles), 28, 28, 3) and picture.grid.tiles == len(tiles)
+    assert picture.pixels.shape == (len(tiles), 28, 28, 3) and form().shape(*picture.grid)[0] == len(tiles)
     assert np.abs(picture.pixels.astype(int) - np.array(tiles)).max() <= 1
 
 

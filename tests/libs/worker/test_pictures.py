@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import grpc
 import numpy as np
 import pytest
+from tests.libs.pictures.test_tiles import form as form_of_tiles
 
 from penstock.errors import Overloaded, Unavailable
 from penstock.pictures.picture import Grid, picture_of
@@ -21,7 +22,9 @@ OTHER = b"b" * 16
 
 def drawn(seed, grid=(1, 1), side=SIDE):
     grid = Grid(*grid)
-    return picture_of(grid, np.random.default_rng(seed).integers(0, 256, (grid.tiles, side, side, 3), np.uint8))
+    tiles = grid.rows * grid.columns
+    shape = (tiles + (tiles > 1), side, side, 3)
+    return picture_of(grid, side, np.random.default_rng(seed).integers(0, 256, shape, np.uint8))
 
 
 def test_pictures_stay_while_they_are_held_and_the_latest_a_while_longer():
@@ -74,7 +77,7 @@ def test_a_tenant_holds_all_alone_and_half_beside_others():
 @pytest.fixture
 async def service():
     """A stub, and the pictures of the worker behind it."""
-    form = SimpleNamespace(tile=SIDE, most_tiles=4, tile_bytes=SIZE)
+    form = form_of_tiles(tile=SIDE, most=4)
     engine = SimpleNamespace(checkpoint=SimpleNamespace(pictures=SimpleNamespace(form=form)), no_pictures="")
     config = SimpleNamespace(picture_bytes=40 * SIZE)
     worker = SimpleNamespace(pictures=HeldPictures(config.picture_bytes), engine=engine, config=config)

@@ -107,8 +107,16 @@ def _config(tiny: TinyModel) -> dict[str, Any]:
         "sliding_window": None,
         "bos_token_id": 256,
         "eos_token_id": EOS,
+        **({"rope_scaling": _sections(tiny.head_dim)} if tiny.architecture.startswith("Qwen2_5_VL") else {}),
         **tiny.extra,
     }
+
+
+def _sections(head_dim: int) -> dict[str, Any]:
+    """Of a rotation by three places."""
+    pairs = head_dim // 2
+    time, rows = pairs // 4, (pairs - pairs // 4) // 2
+    return {"type": "mrope", "mrope_section": [time, rows, pairs - time - rows]}
 
 
 def _tokenizer_config() -> dict[str, Any]:

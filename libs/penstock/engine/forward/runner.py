@@ -36,7 +36,7 @@ from penstock.engine.models.decoder import Decoder
 from penstock.engine.models.loading import load_weights
 from penstock.engine.models.packed import SMALL_BYTES, PackedWeights, packed_weights
 from penstock.engine.pictures.shown import ShownTiles
-from penstock.engine.pictures.tower import PictureTower
+from penstock.engine.pictures.tower import tower_of
 from penstock.engine.ranks.lead import Compute, Passed
 from penstock.engine.ranks.place import RankStep
 from penstock.engine.sampling.choice import Choice, Chosen
@@ -234,7 +234,7 @@ class Runner:
         self._compute, self._place = compute, place
         self.decoder = Decoder(model, weights, config.context(model.max_positions), compute)
         if pictures is not None and self.ranks is None:
-            self.shown = ShownTiles(PictureTower(pictures, compute, place))
+            self.shown = ShownTiles(tower_of(pictures, compute, place))
         draws = native_draws() if config.kernels and place.type == "cpu" else None
         self.sampler = Sampler(self._vocab_size, place, draws)
         among = self.ranks

@@ -46,6 +46,9 @@ class Decoder:
         for rope in (config.rope,) if local is None else (config.rope, local):
             cosine, sine = rope_tables(rope, config.rotary_dim, max_positions, self._dtype)
             self._tables.append((cosine.to(device).unsqueeze(1), sine.to(device).unsqueeze(1)))
+        axes = [axis for axis, pairs in enumerate(config.rope.sections) for _ in range(pairs)]
+        self._axis = torch.tensor([*axes, *axes], device=device) if axes else None
+        """[rotary_dim]: which of its three places turns each dimension of a row."""
         self.between: Callable[[], object] | None = None
         """Called after each layer but the last."""
         self.add: Callable[[Tensor], Tensor] = _as_it_is
@@ -83,7 +86,7 @@ class Decoder:
         if batch.shown is not None:
             rows, embeddings = batch.shown
             x = x.index_copy(0, rows, embeddings.to(self._dtype))
-        turns = [_rows(table, batch.positions) for table in self._tables]
+        turns = [self._turn(table, batch) for table in self._tables]
         layers: Sequence[LayerWeights] = self._weights.layers
         if batch.adapters:
             layers = adapted(layers, batch.adapters, len(x))
@@ -101,6 +104,16 @@ class Decoder:
         logits = linear(x, head).float()
         cap = self.config.logit_softcap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+
+    def _turn(self, table: Turn, batch: Batch) -> Turn:
+        """[N, 1, rotary_dim] of the batch's rows."""
+        if batch.turned is None:
+            return _rows(table, batch.positions)
+        if self._axis is None:  # of a model whose rotation has no sections, all three are the same
+            return _rows(table, batch.turned[:, 0])
+        places, dims = batch.turned[:, self._axis], torch.arange(len(self._axis), device=self._axis.device)
+        cosine, sine = (part[:, 0][places, dims].unsqueeze(1) for part in table)
+        return cosine, sine
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return rms_norm(x, weight, self._eps)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from penstock.engine.layers.adapters import AdaptedRows, AdapterWeights
 from penstock.engine.step.memory import KvMemory
-from penstock.engine.step.pictures import PictureRows
+from penstock.engine.step.pictures import PictureRows, Turns, by_position
 
 Ints = npt.NDArray[np.int64]
 _Tables = tuple[tuple[str, int, int, int], ...]
@@ -75,6 +75,21 @@ class Rows(Protocol):
     def table(self) -> tuple[str, int]:
         """Names the content of `pages`."""
         ...
+
+
+def turned_apart(runs: Sequence[Rows]) -> bool:
+    """Whether some rows are turned by other places than their positions."""
+    return any(run.pictures is not None and run.pictures.turns for run in runs)
+
+
+def turned_rows(runs: Sequence[Rows]) -> Turns:
+    """How far all rows are turned, see Turns."""
+    return np.concatenate(
+        [
+            by_position(run.start, run.end) if run.pictures is None else run.pictures.turned(run.start, run.end)
+            for run in runs
+        ]
+    )
 
 
 @dataclass(slots=True)
@@ -131,6 +146,8 @@ class Batch:
     """The leading ones among the sampled rows, which the last layer computes; as `leading`."""
     adapters: Sequence[AdaptedRows] = ()
     """Those that some rows have."""
+    turned: Tensor | None = None
+    """[N, 3]: how far rows are turned, see Turns; None: by their positions."""
     shown: tuple[Tensor, Tensor] | None = None
     """([M] row numbers, [M, hidden]): what stands there in place of the tokens' embeddings."""
 
@@ -180,9 +197,13 @@ class BatchBuilder:
             n_sampled=len(sampled),
             last_groups=groups if everything else self._groups(runs, [run.samples for run in runs], leading),
             adapters=self._adapters(runs),
+            turned=self._turned(runs),
         )
         self._indices = self._used
         return batch
+
+    def _turned(self, runs: Sequence[Rows]) -> Tensor | None:
+        return self._tensor(turned_rows(runs)) if turned_apart(runs) else None
 
     def _adapters(self, runs: Sequence[Rows]) -> list[AdaptedRows]:
         """The adapters of the runs, each once."""

@@ -11,7 +11,7 @@ from penstock.checkpoint import PictureForm
 from penstock.errors import InvalidRequest, Unavailable
 from penstock.kv.bounds import check_namespace
 from penstock.kv.identity import KEY_BYTES
-from penstock.pictures.picture import Grid, Picture, picture_from
+from penstock.pictures.picture import Grid, Picture, picture_from, pixel_bytes
 from penstock.pictures.reading import MOST_PICTURES, MOST_PIXEL_BYTES
 from penstock.rpc.bounds import bad, check_count, check_length
 from penstock.v1 import pictures_pb2, pictures_pb2_grpc
@@ -37,13 +37,13 @@ class PicturesService(pictures_pb2_grpc.PicturesServicer):
         """Takes what it lacks, and holds all until the stream ends."""
         names = (await _next(request_iterator)).names
         form, grids = self._check(names)
-        sizes = {digest: grid.tiles * form.tile_bytes for digest, grid in grids.items()}
+        sizes = {digest: pixel_bytes(form, grid) for digest, grid in grids.items()}
         with self._pictures.held(names.namespace, sizes) as lacking:
             wanted = [number for number, name in enumerate(names.pictures) if name.digest in lacking]
             yield pictures_pb2.PicturesHeld(wanted=wanted)
             for number in wanted:
                 name = names.pictures[number]
-                picture = await _taken(request_iterator, name, grids[name.digest], sizes[name.digest])
+                picture = await _taken(request_iterator, name, form, grids[name.digest])
                 self._pictures.add(names.namespace, picture)
             if wanted:
                 yield pictures_pb2.PicturesHeld()
@@ -64,22 +64,22 @@ class PicturesService(pictures_pb2_grpc.PicturesServicer):
         found = {name.digest: _grid(name, part.form) for name in names.pictures}
         if len(found) < len(names.pictures):
             raise InvalidRequest("names.pictures: each is named once", field="names.pictures")
-        size = sum(grid.tiles for grid in found.values()) * part.form.tile_bytes
+        size = sum(pixel_bytes(part.form, grid) for grid in found.values())
         if size > (most := min(self._most_bytes, MOST_PIXEL_BYTES)):
             raise bad("names.pictures", f"{size} bytes of pixels", f"must be at most {most}: see picture_bytes")
         return part.form, found
 
 
 async def _taken(
-    news: AsyncIterator[pictures_pb2.PictureNews], name: pictures_pb2.PictureName, grid: Grid, size: int
+    news: AsyncIterator[pictures_pb2.PictureNews], name: pictures_pb2.PictureName, form: PictureForm, grid: Grid
 ) -> Picture:
-    """The picture whose pixels come, `size` bytes. Raises InvalidRequest when they are another's."""
-    content = bytearray()
+    """The picture whose pixels come. Raises InvalidRequest when they are another's."""
+    size, content = pixel_bytes(form, grid), bytearray()
     while len(content) < size:
         content += (await _next(news)).pixels
     if len(content) > size:
         raise bad("pixels", f"{len(content)} bytes", f"must be {size} for this picture")
-    picture = await asyncio.to_thread(picture_from, grid, name.side, content)
+    picture = await asyncio.to_thread(picture_from, form, grid, content)
     if picture.digest != name.digest:
         raise InvalidRequest("pixels: are not those that the name's digest is of", field="pixels")
     return picture
@@ -100,9 +100,9 @@ async def _next(news: AsyncIterator[pictures_pb2.PictureNews]) -> pictures_pb2.P
 
 def _grid(name: pictures_pb2.PictureName, form: PictureForm) -> Grid:
     check_length("names.pictures.digest", name.digest, KEY_BYTES)
-    if name.side != form.tile or not 0 < name.rows * name.columns <= form.most_tiles:
-        # As another worker may take it: gateway and worker have other settings of one model.
-        cut = f"{name.rows} x {name.columns} tiles of {name.side} pixels"
-        right = f"1 to {form.most_tiles} tiles of {form.tile} pixels"
-        raise Unavailable(f"names.pictures: {cut} are not what this worker's model takes: {right}", code="picture_form")
+    wrong = form.complaint(name.rows, name.columns)
+    if name.side != form.side:
+        wrong = f"cells have {form.side} pixels along a side, not {name.side}"
+    if wrong:  # as another worker may take it: gateway and worker have other settings of one model
+        raise Unavailable(f"names.pictures: these are not what this worker's model takes: {wrong}", code="picture_form")
     return Grid(name.rows, name.columns)

@@ -239,9 +239,7 @@ def _fill(message: common_pb2.Request, request: ChoiceRequest, output: Sequence[
 def picture_names(request: ChoiceRequest) -> pictures_pb2.PictureNews:
     """Names the pictures of a request, each once."""
     names = [
-        pictures_pb2.PictureName(
-            digest=one.digest, rows=one.grid.rows, columns=one.grid.columns, side=one.pixels.shape[1]
-        )
+        pictures_pb2.PictureName(digest=one.digest, rows=one.grid.rows, columns=one.grid.columns, side=one.side)
         for one in pictures_of(request)
     ]
     return pictures_pb2.PictureNews(names=pictures_pb2.PictureNames(namespace=request.namespace, pictures=names))

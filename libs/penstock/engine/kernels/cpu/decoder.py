@@ -29,7 +29,7 @@ from penstock.engine.kernels.cpu.packed import LANES
 from penstock.engine.layers.feedforward import Dense, Routed
 from penstock.engine.layers.linear import Matrix
 from penstock.engine.layers.weights import LayerWeights, Weights
-from penstock.engine.step.batch import Rows, sampled_rows
+from penstock.engine.step.batch import Rows, sampled_rows, turned_apart, turned_rows
 from penstock.engine.step.features import Features
 from penstock.engine.step.memory import PageMemory
 
@@ -189,9 +189,18 @@ class CompiledDecoder:
             table_at.append(at)
             at += len(run.pages)
         taps, featured = ([], []) if features is None else (list(features.layers), list(features.rows))
+        apart = turned_apart(runs)
         numbers = _Numbers(
-            ids=ids, first=first, position=positions, table_at=table_at, sampled=sampled, taps=taps, featured=featured
+            ids=ids,
+            first=first,
+            position=positions,
+            turned=turned_rows(runs)[:, 0].tolist() if apart else [],
+            table_at=table_at,
+            sampled=sampled,
+            taps=taps,
+            featured=featured,
         )
+        addresses = numbers.addresses if apart else {**numbers.addresses, "turned": numbers.addresses["position"]}
         tables = self._tables(runs)
         x: npt.NDArray[np.float32]
         if states is not None:
@@ -205,7 +214,7 @@ class CompiledDecoder:
             rows=len(ids),
             sequences=len(runs),
             samples=len(sampled),
-            **numbers.addresses,
+            **addresses,
             table=tables.ctypes.data,
             x=x.ctypes.data,
             logits=None if logits is None else logits.ctypes.data,

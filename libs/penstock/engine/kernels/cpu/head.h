@@ -14,10 +14,10 @@ constexpr int kTile = 4 * kQueries;  // queries in a chunk of a long run; in til
 typedef float Eight __attribute__((vector_size(32)));
 
 // Prepares a query or a key for the scores: normalises it if the model asks for that, and rotates it.
-inline void turn(const Model &model, const Layer &layer, int position, int head, const float *x, float *out) {
+inline void turn(const Model &model, const Layer &layer, int place, int head, const float *x, float *out) {
   const int dim = model.head_dim, half = dim / 2;
   if (layer.qk_norm) normalise(x, layer.qk_norm + head * dim, dim, model.eps, out), x = out;
-  const float *cosine = model.cosine + int64_t(position) * dim, *sine = model.sine + int64_t(position) * dim;
+  const float *cosine = model.cosine + int64_t(place) * dim, *sine = model.sine + int64_t(place) * dim;
   auto at = [](const float *from) {
     Eight eight;
     std::memcpy(&eight, from, sizeof eight);
@@ -88,7 +88,7 @@ template <class Own, class Cache> class Head {
       const int position = step_.position[row], key_head = model_.heads + kv_head_;
       if (position < begin || position >= end) continue;
       const float *x = qkv_ + int64_t(row) * (model_.heads + 2 * model_.kv_heads) * dim_;
-      turn(model_, layer_, position, key_head, x + key_head * dim_, query_);
+      turn(model_, layer_, step_.turned[row], key_head, x + key_head * dim_, query_);
       put(query_, at(position, 0));
       put(x + (key_head + model_.kv_heads) * dim_, at(position, 1));
     }
@@ -151,7 +151,7 @@ template <class Own, class Cache> class Head {
   void turn_query_to(int q, float *out, int kv_head) const {
     const int row = this->row(q), head = kv_head * group_ + (from_ + q) % group_;
     const float *x = qkv_ + (int64_t(row) * (model_.heads + 2 * model_.kv_heads) + head) * dim_;
-    turn(model_, layer_, step_.position[row], head, x, out);
+    turn(model_, layer_, step_.turned[row], head, x, out);
     for (int i = 0; i < dim_; i += kLanes) (Floats::load(out + i) * model_.scale).store(out + i);
   }
 

@@ -171,6 +171,7 @@ class StepArgs(Structure):
         ("samples", c_int32),
         ("first", INTS),  # [sequences + 1] row numbers
         ("position", INTS),  # [rows]
+        ("turned", INTS),  # [rows] by which place in `cosine` and `sine` each is turned
         ("table", INTS),  # page numbers, one sequence's after the other's
         ("table_at", INTS),  # [sequences]
         ("sampled", INTS),  # [samples] row numbers

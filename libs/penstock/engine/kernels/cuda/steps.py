@@ -9,7 +9,7 @@ from torch import Tensor
 from penstock.engine.kernels.cuda import streams
 from penstock.engine.kernels.cuda.graphs import Capture, Forward, GraphSteps
 from penstock.engine.kernels.cuda.paged import PagedAttention, host_paged, on_device
-from penstock.engine.step.batch import Batch, BatchBuilder, Leading
+from penstock.engine.step.batch import Batch, BatchBuilder, Leading, turned_apart
 from penstock.engine.step.features import Features
 from penstock.engine.step.memory import PageMemory
 from penstock.engine.step.run import Run
@@ -47,9 +47,10 @@ class DeviceSteps:
 
     def logits(self, order: Sequence[Run], features: Features | None = None) -> Tensor:
         """float32 [samples, vocab] of runs in the order of `arrange`, valid until the next call; leaves their keys and
-        values in the page memory. A step with features or adapters is not captured."""
+        values in the page memory. A step with features, adapters or tokens behind pictures of Qwen is not captured."""
         with streams.current(self._memory.data.device):
-            if self._graphs is not None and features is None and not any(run.adapter for run in order):
+            whole = features is None and not (turned_apart(order) or any(run.adapter for run in order))
+            if self._graphs is not None and whole:
                 logits = self._graphs.logits(order)
                 if logits is not None:
                     return logits

@@ -1,4 +1,4 @@
-"""How a model sees pictures, from config.json and the tensors that are there; Llama 4's way.
+"""Llama 4's way to see pictures, from config.json.
 
 A picture is cut into square tiles, each of them into patches; a vision transformer computes the patches of a tile, four
 neighbours become one (pixel shuffle), and a projection makes them embeddings of the text model, which stand in the
@@ -7,20 +7,17 @@ places of tokens of their own. Source: the config fields and tensors of publishe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.checkpoint.errors import CheckpointError
 from penstock.checkpoint.files import Json, read_object_if_there
 from penstock.checkpoint.reading import Reader
-from penstock.checkpoint.tensors import DTYPE_BYTES, TensorInfo
 
 PATCHES = "vision_model.patch_embedding.linear.weight"
 CLASS = "vision_model.class_embedding"
 POSITIONS = "vision_model.positional_embedding_vlm"
 PROJECTION = "multi_modal_projector.linear_1.weight"
-_ARCHITECTURE = "Llama4ForConditionalGeneration"
 _CHANNELS = 3
 _MOST_TILES = 64
 _MOST_LAYERS = 1000
@@ -32,8 +29,8 @@ _IMAGE_TOKEN = 200092
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PictureForm:
-    """How a model sees pictures. Sizes are pixels, or numbers of a vector."""
+class TileForm:
+    """PictureForm of square tiles. Sizes are pixels, or numbers of a vector."""
 
     tile: int
     """Side of a tile."""
@@ -59,14 +56,29 @@ class PictureForm:
         return self.tile // self.patch
 
     @property
-    def embeddings(self) -> int:
+    def side(self) -> int:
+        """That of a tile."""
+        return self.tile
+
+    @property
+    def spatial(self) -> bool:
+        """Embeddings stand one behind the other, as tokens do."""
+        return False
+
+    def embeddings(self, rows: int, columns: int) -> int:
         """Of a tile: so many tokens."""
         return (self.patches // self.shuffle) ** 2
 
-    @property
-    def tile_bytes(self) -> int:
-        """Of its pixels."""
-        return self.tile * self.tile * _CHANNELS
+    def shape(self, rows: int, columns: int) -> tuple[int, int, int]:
+        """Where a grid has several tiles another one shows the whole picture."""
+        tiles = rows * columns
+        return tiles + 1 if tiles > 1 else 1, self.tile, self.tile
+
+    def complaint(self, rows: int, columns: int) -> str:
+        """See PictureForm."""
+        if 0 < rows * columns <= self.most_tiles:
+            return ""
+        return f"{rows} x {columns} tiles are not 1 to {self.most_tiles}"
 
     def tensors(self, text_width: int) -> dict[str, tuple[int, ...]]:
         """Name and shape of every tensor of the picture part."""
@@ -80,63 +92,25 @@ class PictureForm:
             PROJECTION: (text_width, self.projected),
         }
         for norm in ("layernorm_pre", "layernorm_post"):
-            needed |= _with_bias(f"vision_model.{norm}", (hidden,))
+            needed |= with_bias(f"vision_model.{norm}", (hidden,))
         for layer in range(self.n_layers):
             prefix = f"vision_model.model.layers.{layer}."
             for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
-                needed |= _with_bias(f"{prefix}self_attn.{name}", (hidden, hidden))
-            needed |= _with_bias(f"{prefix}mlp.fc1", (inner, hidden))
-            needed |= _with_bias(f"{prefix}mlp.fc2", (hidden, inner))
-            needed |= _with_bias(f"{prefix}input_layernorm", (hidden,))
-            needed |= _with_bias(f"{prefix}post_attention_layernorm", (hidden,))
+                needed |= with_bias(f"{prefix}self_attn.{name}", (hidden, hidden))
+            needed |= with_bias(f"{prefix}mlp.fc1", (inner, hidden))
+            needed |= with_bias(f"{prefix}mlp.fc2", (hidden, inner))
+            needed |= with_bias(f"{prefix}input_layernorm", (hidden,))
+            needed |= with_bias(f"{prefix}post_attention_layernorm", (hidden,))
         return needed
 
 
-def _with_bias(name: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+def with_bias(name: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """A matrix and its bias, or a norm and its."""
     return {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
 
 
-@dataclass(frozen=True, slots=True)
-class PicturePart:
-    """What a checkpoint has for pictures."""
-
-    form: PictureForm
-    tensors: Mapping[str, TensorInfo]
-    """By the names of `PictureForm.tensors`."""
-
-
-def picture_part(
-    config_file: Path, values: Json, tensors: Mapping[str, TensorInfo], text_width: int
-) -> PicturePart | str:
-    """The picture part of a checkpoint, whose config.json has `values` and whose files have `tensors`; a text: why it
-    is served without pictures. Raises CheckpointError for a field that no model can have."""
-    if values.get("architectures") != [_ARCHITECTURE]:
-        return "pictures are served for Llama 4"
-    form = _form(config_file, values)
-    if isinstance(form, str):
-        return form
-    if form.n_layers > len(tensors):  # known before the names of millions are made
-        return f"vision_config.num_hidden_layers {form.n_layers} is more than there are tensors"
-    own = {name.removeprefix("model."): info for name, info in tensors.items()}
-    for name, shape in form.tensors(text_width).items():
-        if name not in own:
-            return f"tensor {name} is missing"
-        if own[name].dtype not in DTYPE_BYTES:
-            return f"tensor {name} is {own[name].dtype}; pictures need {', '.join(DTYPE_BYTES)}"
-        if own[name].shape != shape:
-            return f"tensor {name} has shape {list(own[name].shape)}, config.json makes it {list(shape)}"
-    return PicturePart(form, {name: own[name] for name in form.tensors(text_width)})
-
-
-def picture_form(directory: Path, values: Json) -> PictureForm | None:
-    """The form alone, without a look at the weights. Raises CheckpointError."""
-    if values.get("architectures") != [_ARCHITECTURE]:
-        return None
-    form = _form(directory / "config.json", values)
-    return None if isinstance(form, str) else form
-
-
-def _form(config_file: Path, values: Json) -> PictureForm | str:
+def tile_form(config_file: Path, values: Json) -> TileForm | str:
+    """A text: why the model is served without pictures. Raises CheckpointError."""
     vision = values.get("vision_config")
     if not isinstance(vision, dict):
         return "config.json has no vision_config"
@@ -174,7 +148,7 @@ def _form(config_file: Path, values: Json) -> PictureForm | str:
     most = how.integer("max_patches", 16)
     if most > _MOST_TILES:
         raise CheckpointError(how_file, f"max_patches {most}: must be at most {_MOST_TILES}")
-    return PictureForm(
+    return TileForm(
         tile=tile,
         patch=patch,
         shuffle=shuffle,
