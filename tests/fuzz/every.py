@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import answers, files, grammars, messages, models, requests
+from . import answers, files, grammars, messages, models, pictures, requests
 
 CONTRACTS = (
     *requests.CONTRACTS,
@@ -11,4 +11,5 @@ CONTRACTS = (
     *grammars.CONTRACTS,
     *messages.CONTRACTS,
     *files.CONTRACTS,
+    *pictures.CONTRACTS,
 )

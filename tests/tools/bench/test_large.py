@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from tests.tools.bench.test_engine import row
 
 from penstock.bench.engine.shapes import MIXED, LlamaShape, checkpoint
@@ -11,6 +12,7 @@ from penstock.bench.large.experts import figures_of, sitting
 from penstock.bench.large.families import families
 from penstock.bench.large.kv_bytes import kv_figures
 from penstock.bench.large.measure import measure
+from penstock.bench.large.pictures import cell_encoders, tile_encoders
 from penstock.bench.large.ranks import LOADS, STAGED, death_s
 from penstock.bench.large.ranks import figures_of as ranks_of
 from penstock.checkpoint import inspect
@@ -90,13 +92,20 @@ async def test_latent_attention_keeps_a_vector_and_its_rotated_part():
 
 
 async def test_a_part_that_there_is_not_is_named():
-    with pytest.raises(ConfigError, match="part = 'exports': must be one of families, kv, experts, ranks, lora"):
+    with pytest.raises(
+        ConfigError, match="part = 'exports': must be one of families, kv, experts, ranks, lora, pictures"
+    ):
         await measure(True, ["exports"])
+
+
+@pytest.mark.parametrize("made", [tile_encoders, cell_encoders])
+def test_both_encoders_see_the_same(tmp_path, made):
+    encoders = made(tmp_path)
+    torch.testing.assert_close(encoders.ours(), encoders.theirs(), atol=1e-3, rtol=1e-3)
 
 
 def test_llama_cpp_gets_a_layers_experts_in_one_tensor(tmp_path):
     gguf = pytest.importorskip("gguf")
-    import torch
     from loadtest.peers.gguf_file import write
     from safetensors.torch import load_file
 

@@ -52,11 +52,11 @@ _FIRST = 260
 """Id of the first of the tokens around pictures."""
 
 
-def write_seeing(directory: Path, seed: int = 7) -> Path:
-    """Fills `directory` (made if missing) with a Llama 4 and returns it."""
+def write_seeing(directory: Path, seed: int = 7, **vision: int) -> Path:
+    """Fills `directory` (made if missing) with a Llama 4, whose pictures are as `vision` says, and returns it."""
     config = {
         "architectures": ["Llama4ForConditionalGeneration"],
-        "vision_config": _VISION,
+        "vision_config": {**_VISION, **vision},
         "image_token_index": _FIRST + list(TEXTS).index("patch"),
     }
     return _written(

@@ -11,6 +11,8 @@ class Heartbeat:
     """Beats when nothing was heard for a while. Its timer is moved when it is due, not with every sound."""
 
     def __init__(self, every_s: float, beat: Callable[[], None]) -> None:
+        self.due = False
+        """It has beaten, and nothing was heard since."""
         self._every_s = every_s
         self._beat = beat
         self._loop = asyncio.get_running_loop()
@@ -19,6 +21,7 @@ class Heartbeat:
 
     def heard(self) -> None:
         """Begins the silence anew."""
+        self.due = False
         self._last = self._loop.time()
 
     def every(self, seconds: float) -> None:
@@ -35,6 +38,7 @@ class Heartbeat:
     def _due(self) -> None:
         left = self._last + self._every_s - self._loop.time()
         if left <= 0:
+            self.due = True
             self._beat()
             self._last, left = self._loop.time(), self._every_s
         self._timer = self._loop.call_later(left, self._due)

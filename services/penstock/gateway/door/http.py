@@ -191,11 +191,11 @@ class Generate:
                     events += map(told.more, deltas)
                     if data := b"".join(events):
                         await reply.write(data)
-                    if not deltas:
+                    if beats := silence.due:  # also where all that comes is what the client has already
                         await reply.ping()
                     if first:
                         silence.every(config.ping_s)
-                    elif data or not deltas:
+                    elif data or beats:
                         silence.heard()
             usage = completion.usage()
             last = told.end(usage)

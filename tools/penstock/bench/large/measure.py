@@ -9,6 +9,7 @@ from penstock.bench.large.experts import expert_figures
 from penstock.bench.large.families import family_figures
 from penstock.bench.large.kv_bytes import kv_figures
 from penstock.bench.large.lora import lora_figures
+from penstock.bench.large.pictures import picture_figures
 from penstock.bench.large.ranks import rank_figures
 from penstock.bench.parts import Parts, measured
 
@@ -18,6 +19,7 @@ PARTS: Parts = {
     "experts": expert_figures,
     "ranks": rank_figures,
     "lora": lora_figures,
+    "pictures": picture_figures,
 }
 
 

@@ -22,6 +22,12 @@ _LINES = (
     Line("rank_death_s", "seconds from the death of a rank until its engine says so"),
     Line("lora_8_in_batch_vs_base", "tokens/s of 8 streams: each with its own adapter : all of the base model"),
     Line("lora_8_in_batch_vs_base_embedded", "the same with the embedded model"),
+    Line("picture_tiles_vs_transformers", "pictures/s of the vision encoder of Llama 4's form: ours : transformers'"),
+    Line("picture_whole_vs_transformers", "the same of Qwen2.5-VL's form"),
+    Line(
+        "picture_again_ttft", "time to first token: of a picture that was shown before : of one that nobody has shown"
+    ),
+    Line("picture_first_ttft_ms", "of one that nobody has shown, ms", 0),
 )
 
 
@@ -35,7 +41,8 @@ verified drafts, each logit within 1e-4. KV: of the blocks that an engine makes 
 about a thousand million random parameters in bfloat16, 16 experts of which a token uses two; the bare engine with two
 threads beside llama.cpp and transformers on the same weights, which take turns. Ranks and stages: a Llama of 400
 million, split over two processes. Adapters: of rank 16 on all matrices of a layer, beside four layers of a model of
-1B.
+1B. Pictures: of 336 pixels along a side, noise, through encoders of six layers with random weights in float32; and
+through the whole mesh as it comes.
 
 {figures(_LINES, now, earlier)}
 

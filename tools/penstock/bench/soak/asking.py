@@ -192,7 +192,8 @@ class SoakClient:
             left_s = listener.at + patience_s - clock()
             if left_s <= 0:
                 raise _Broken(0.0)
-            await asyncio.wait(ends, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            look_s = min(left_s, self._options.patience_s)  # meanwhile it may begin
+            await asyncio.wait(ends, timeout=look_s, return_when=asyncio.FIRST_COMPLETED)
         return listener.enough.done()
 
     async def _whole(self, answer: HttpAnswer, wish: SoakWish) -> bool:
