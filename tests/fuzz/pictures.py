@@ -12,7 +12,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from penstock.checkpoint import CheckpointError, PatchForm, PictureForm, TileForm, picture_form
+from penstock.checkpoint import CheckpointError, PaddedForm, PatchForm, PictureForm, TileForm, picture_form
 from penstock.checkpoint.files import read_object
 from penstock.errors import InvalidRequest, Unavailable
 from penstock.pictures.picture import Grid, pixel_bytes
@@ -54,6 +54,23 @@ CELLS = PatchForm(
     mean=(0.5, 0.5, 0.5),
     deviation=(0.5, 0.5, 0.5),
 )
+PADDED = PaddedForm(
+    patch=7,
+    merge=2,
+    most_patches=100,
+    most_along=20,
+    places=(5, 5),
+    token=9,
+    hidden_size=16,
+    n_layers=1,
+    n_heads=2,
+    intermediate_size=20,
+    rope_theta=1e4,
+    projector_eps=1e-5,
+    mean=(0.5, 0.5, 0.5),
+    deviation=(0.5, 0.5, 0.5),
+)
+FORMS = (TILES, CELLS, PADDED)
 KINDS = ("png", "jpeg", "webp", "gif")
 _MOST_SIDES = 1 << 12
 """Of grids that a configuration is asked about."""
@@ -65,6 +82,7 @@ def _file(data: bytes) -> None:
     for kind in KINDS:
         try:
             image = read_picture(f"data:image/{kind};base64,{base64.b64encode(data).decode()}", "x")
+            _looked_at(seen(image, PADDED, "x"), PADDED)
             for form in (TILES, CELLS):
                 _looked_at(seen(image, form, "x"), form)
         except InvalidRequest as error:
@@ -102,7 +120,7 @@ def _config() -> Iterator[Check]:
 
 def _names(data: bytes) -> None:
     """What a gateway names, to a worker of each form."""
-    for form in (TILES, CELLS):
+    for form in FORMS:
         engine = SimpleNamespace(checkpoint=SimpleNamespace(pictures=SimpleNamespace(form=form)), no_pictures="")
         config = SimpleNamespace(picture_bytes=1 << 20)
         worker: Any = SimpleNamespace(pictures=HeldPictures(1 << 20), engine=engine, config=config)
@@ -133,6 +151,7 @@ CONTRACTS = (
                 "vision_config", "image_size", "patch_size", "pixel_shuffle_ratio", "num_attention_heads", "depth",
                 "spatial_merge_size", "window_size", "fullatt_block_indexes", "temporal_patch_size", "num_heads",
                 "Llama4ForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration", "rope_parameters",
+                "KimiK25ForConditionalGeneration", "merge_kernel_size", "init_pos_emb_height", "media_proc_cfg",
             )
         ),
         seconds=10 * LOOP_S,

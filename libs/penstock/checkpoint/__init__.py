@@ -15,6 +15,7 @@ from penstock.checkpoint.fingerprint import fingerprint, tokenizer_fingerprint
 from penstock.checkpoint.model_config import ModelConfig
 from penstock.checkpoint.naming import LayerNames, layer_names
 from penstock.checkpoint.pictures.form import PictureForm, PicturePart
+from penstock.checkpoint.pictures.padded import PaddedForm
 from penstock.checkpoint.pictures.part import picture_form
 from penstock.checkpoint.pictures.patches import PatchForm
 from penstock.checkpoint.pictures.tiles import TileForm
@@ -39,6 +40,7 @@ __all__ = [
     "Latent",
     "LayerNames",
     "ModelConfig",
+    "PaddedForm",
     "PatchForm",
     "PictureForm",
     "PicturePart",

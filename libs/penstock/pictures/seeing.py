@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from penstock.checkpoint import PatchForm, PictureForm, TileForm
+from penstock.checkpoint import PaddedForm, PatchForm, PictureForm, TileForm
 from penstock.errors import InvalidRequest
 from penstock.pictures import tiles
+from penstock.pictures.padded import PAD, padded
 from penstock.pictures.patches import LONGEST, PATCH, patched
 from penstock.pictures.picture import Grid, Picture
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-FORMS: Mapping[str, type[PatchForm | TileForm]] = {"tiles": TileForm, "patches": PatchForm}
+FORMS: Mapping[str, type[PaddedForm | PatchForm | TileForm]] = {
+    "tiles": TileForm,
+    "patches": PatchForm,
+    "padded": PaddedForm,
+}
 """By names for other processes."""
 
 
@@ -26,13 +31,18 @@ def name_of(form: PictureForm) -> str:
 def texts_of(form: PictureForm) -> Mapping[str, str]:
     """The tokens around and in the places of embeddings, by what they are for: `whole`, which the chat template writes
     for each picture, `patch`, and others."""
-    return {"whole": PATCH, "patch": PATCH} if isinstance(form, PatchForm) else tiles.TEXTS
+    if isinstance(form, TileForm):
+        return tiles.TEXTS
+    text = PATCH if isinstance(form, PatchForm) else PAD
+    return {"whole": text, "patch": text}
 
 
 def seen(image: Image, form: PictureForm, field: str) -> Picture:
     """An RGB image as the model sees it. Raises InvalidRequest that names `field`."""
     if isinstance(form, TileForm):
         return tiles.tiled(image, form)
+    if isinstance(form, PaddedForm):
+        return padded(image, form)
     assert isinstance(form, PatchForm)
     if max(image.size) > LONGEST * min(image.size):
         what = f"{field}: {image.width} x {image.height} pixels: no side may be {LONGEST} times as long as the other"

@@ -7,11 +7,14 @@ from pathlib import Path
 
 from penstock.checkpoint.files import Json
 from penstock.checkpoint.pictures.form import PictureForm, PicturePart
+from penstock.checkpoint.pictures.padded import padded_form
 from penstock.checkpoint.pictures.patches import patch_form
 from penstock.checkpoint.pictures.tiles import tile_form
 from penstock.checkpoint.tensors import DTYPE_BYTES, TensorInfo
 
 _WAYS: Mapping[str, Callable[[Path, Json], PictureForm | str]] = {
+    "KimiK25ForConditionalGeneration": padded_form,
+    "Kimi_K25ForConditionalGeneration": padded_form,
     "Llama4ForConditionalGeneration": tile_form,
     "Qwen2_5_VLForConditionalGeneration": patch_form,
 }
@@ -44,6 +47,5 @@ def picture_form(directory: Path, values: Json) -> PictureForm | None:
 
 
 def _form(config_file: Path, values: Json) -> PictureForm | str:
-    architectures = values.get("architectures")
-    way = _WAYS.get(architectures[0]) if isinstance(architectures, list) and len(architectures) == 1 else None
-    return f"pictures are served for {', '.join(_WAYS)}" if way is None else way(config_file, values)
+    ways = [way for name, way in _WAYS.items() if values.get("architectures") == [name]]
+    return ways[0](config_file, values) if ways else f"pictures are served for {', '.join(_WAYS)}"

@@ -42,9 +42,10 @@ class PatchTower:
         self.form = part.form
         self._dtype, self._device = dtype, device
         self._weights: Mapping[str, Tensor] = {
-            name: read_tensor(info).to(device, dtype) for name, info in part.tensors.items()
+            name: read_tensor(info).to(device, dtype) for name, info in part.tensors.items() if name != PATCHES
         }
-        self._patches_to = self._weights[PATCHES].sum(2).flatten(1)
+        frames = read_tensor(part.tensors[PATCHES]).float()
+        self._patches_to = frames.sum(2).flatten(1).to(device, dtype)
         """[hidden, 3 * patch * patch]: all frames are the same picture."""
 
     @torch.inference_mode()

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from penstock.checkpoint import PatchForm, PictureForm, PicturePart
+from penstock.checkpoint import PaddedForm, PatchForm, PictureForm, PicturePart
+from penstock.engine.pictures.padded_tower import PaddedTower
 from penstock.engine.pictures.patch_tower import PatchTower
 from penstock.engine.pictures.tile_tower import TileTower
 
@@ -30,5 +31,8 @@ class PictureTower(Protocol):
 
 def tower_of(part: PicturePart, dtype: torch.dtype, device: torch.device) -> PictureTower:
     """Loads the weights, as `dtype`. Raises CheckpointError."""
-    kind = PatchTower if isinstance(part.form, PatchForm) else TileTower
-    return kind(part, dtype, device)
+    if isinstance(part.form, PatchForm):
+        return PatchTower(part, dtype, device)
+    if isinstance(part.form, PaddedForm):
+        return PaddedTower(part, dtype, device)
+    return TileTower(part, dtype, device)
