@@ -243,6 +243,47 @@ async def test_the_other_apis_show_the_same(mesh, http, client):
     assert answer.usage.input_tokens_details.cached_tokens >= (tokens - 1) // BLOCK * BLOCK - 4 * BLOCK
 
 
+async def test_results_of_tools_have_pictures(mesh, http):
+    """In each API the same prompt: one screen, and what the tool says of it."""
+    said = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    chat = [
+        {"role": "user", "content": "look around"},
+        {"role": "assistant", "content": None, "tool_calls": [said]},
+        {"role": "tool", "tool_call_id": "c1", "content": parts("the screen: ", ONE)},
+    ]
+    body = {"model": "tiny", "messages": chat, "max_tokens": 4, "temperature": 0}
+    answer = (await http.post(f"{mesh.url}/v1/chat/completions", json=body)).json()
+    tokens = answer["usage"]["prompt_tokens"]
+    media, data = ONE.removeprefix("data:").split(";base64,")
+    image = {"type": "image", "source": {"type": "base64", "media_type": media, "data": data}}
+    for failed, more in ((False, 0), (True, len("Error: "))):
+        result = {"type": "tool_result", "tool_use_id": "c1", "is_error": failed}
+        result["content"] = [{"type": "text", "text": "the screen: "}, image]
+        turns = [
+            {"role": "user", "content": "look around"},
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": "look", "input": {}}]},
+            {"role": "user", "content": [result]},
+        ]
+        counted = await http.post(f"{mesh.url}/v1/messages/count_tokens", json={"model": "tiny", "messages": turns})
+        assert counted.json() == {"input_tokens": tokens + more}
+    output = [{"type": "input_text", "text": "the screen: "}, {"type": "input_image", "image_url": ONE}]
+    items = [
+        {"role": "user", "content": "look around"},
+        {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": output},
+    ]
+    told = {"model": "tiny", "input": items, "max_output_tokens": 16, "store": False}
+    response = (await http.post(f"{mesh.url}/v1/responses", json=told)).json()
+    assert response["usage"]["input_tokens"] == tokens
+
+
+async def test_who_shows_no_pictures_is_refused_by_name(http, mesh):
+    for role in ("system", "assistant"):
+        body = {"model": "tiny", "messages": [{"role": role, "content": parts(ONE)}], "max_tokens": 1}
+        answer = await http.post(f"{mesh.url}/v1/chat/completions", json=body)
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == "messages[0].content"
+
+
 @pytest.mark.parametrize(
     "source", [{"type": "url", "url": "https://example.com/cat.png"}, {"type": "base64", "data": "AAAA"}, None]
 )

@@ -14,6 +14,7 @@ from penstock.gateway.api.anthropic.bodies import (
     CustomToolBody,
     MessagesBody,
     PlainBlock,
+    ShownBlock,
     TurnBody,
     read_count,
     read_messages,
@@ -29,6 +30,8 @@ from penstock.gateway.request.calling import Calling, calling, check_tools
 from penstock.gateway.request.rendering import effort
 from penstock.kv.hint import ReturnHint
 
+_ERROR = "Error: "
+"""In front of what a tool says that has failed."""
 _MODES = {"auto": "auto", "any": "required", "tool": "named", "none": "none"}
 
 
@@ -161,8 +164,7 @@ class Transcript:
                 at += 1
             parts = [_shown(block, f"{field}[{begin + number}]") for number, block in enumerate(blocks[begin:at])]
             texts = [part if isinstance(part, str) else "" for part in parts]
-            pictures = any(isinstance(part, PictureLink) for part in parts)
-            self.messages.append(Message("user", "".join(texts), parts=tuple(parts) if pictures else ()))
+            self.messages.append(_message("user", parts))
             for number, block in enumerate(blocks[begin:at]):
                 if block.cache_control is not None:
                     place = f"{field}[{begin + number}].cache_control"
@@ -172,11 +174,12 @@ class Transcript:
         if block.tool_use_id is None:
             raise InvalidRequest(f"{field}.tool_use_id: is required", field=f"{field}.tool_use_id")
         content = block.content or ""
-        if not isinstance(content, str):
-            content = "".join(_text(part, f"{field}.content[{at}]") for at, part in enumerate(content))
-        self.messages.append(
-            Message("tool", f"Error: {content}" if block.is_error else content, call_id=block.tool_use_id)
-        )
+        parts: list[str | PictureLink] = [_ERROR] if block.is_error else []
+        if isinstance(content, str):
+            parts.append(content)
+        else:
+            parts += (_shown(part, f"{field}.content[{at}]") for at, part in enumerate(content))
+        self.messages.append(_message("tool", parts, block.tool_use_id))
         if block.cache_control is not None:
             self.mark(f"{field}.cache_control", block.cache_control)
 
@@ -200,7 +203,13 @@ class Transcript:
             self.mark(mark, control, text)
 
 
-def _shown(block: ContentBlock, field: str) -> str | PictureLink:
+def _message(role: str, parts: Sequence[str | PictureLink], call_id: str = "") -> Message:
+    """Of texts and pictures."""
+    texts = [part for part in parts if isinstance(part, str)]
+    return Message(role, "".join(texts), call_id=call_id, parts=() if len(texts) == len(parts) else tuple(parts))
+
+
+def _shown(block: ContentBlock | ShownBlock, field: str) -> str | PictureLink:
     """A text or a picture."""
     if block.type != "image":
         return _text(block, field)

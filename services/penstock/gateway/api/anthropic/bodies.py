@@ -45,16 +45,23 @@ class ImageSource(msgspec.Struct, forbid_unknown_fields=True):
     file_id: Annotated[Raw, refused("send the picture itself")] = ABSENT
 
 
+class ShownBlock(AnyBlock, forbid_unknown_fields=True):
+    """A block of text, or a picture."""
+
+    type: Annotated[str, honoured("text or image")]
+    source: Annotated[ImageSource | None, honoured("of an image")] = None
+
+
 class ContentBlock(AnyBlock, kw_only=True, forbid_unknown_fields=True):
     """A block of a message, of any type that is served."""
 
     type: Annotated[str, honoured("text, image, tool_use, tool_result, thinking or redacted_thinking")]
-    source: Annotated[ImageSource | None, honoured("of an image, in a user's own message")] = None
+    source: Annotated[ImageSource | None, honoured("of an image, in a message of the user")] = None
     id: str | None = None
     name: str | None = None
     input: Annotated[Raw, honoured("of tool_use: an object")] = ABSENT
     tool_use_id: str | None = None
-    content: Annotated[str | list[PlainBlock] | None, honoured("of tool_result: text")] = None
+    content: Annotated[str | list[ShownBlock] | None, honoured("of tool_result")] = None
     is_error: Annotated[bool | None, honoured("the model reads `Error: ` before the content")] = None
     thinking: str | None = None
     signature: Annotated[Raw, accepted("thinking is taken as it is")] = ABSENT

@@ -207,8 +207,8 @@ def _parts(content: str | list[ContentPart] | None, role: str, field: str) -> tu
     """The parts of a message that has pictures; none of other messages."""
     if not isinstance(content, list) or all(part.type != "image_url" for part in content):
         return ()
-    if role != "user":
-        raise _unserved(f"{field}.content", "pictures are possible in messages of the user")
+    if role not in ("user", "tool"):
+        raise _unserved(f"{field}.content", "pictures are possible in messages of the user and of tools")
     found: list[str | PictureLink] = []
     for at, part in enumerate(content):
         picture = part.image_url if part.type == "image_url" else None

@@ -81,7 +81,9 @@ class ImageUrl(msgspec.Struct, forbid_unknown_fields=True):
 class ContentPart(msgspec.Struct, forbid_unknown_fields=True):
     """A part of a message."""
 
-    type: Annotated[str, honoured("text; image_url in messages of the user; refusal in messages of the assistant")]
+    type: Annotated[
+        str, honoured("text; image_url in messages of the user and of tools; refusal in messages of the assistant")
+    ]
     text: str | None = None
     refusal: str | None = None
     cache_control: Annotated[CacheControl | None, honoured("see docs/design/retention.md")] = None

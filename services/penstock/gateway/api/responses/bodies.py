@@ -25,7 +25,9 @@ class InputPart(msgspec.Struct, forbid_unknown_fields=True):
     logprobs: Annotated[Raw, accepted(_ECHO)] = ABSENT
     parsed: Annotated[Raw, accepted(_ECHO)] = ABSENT
     prompt_cache_breakpoint: Annotated[Raw, accepted("whatever is repeated is found in the cache")] = ABSENT
-    image_url: Annotated[str | None, honoured("in messages of the user: a data: URL; nothing is fetched")] = None
+    image_url: Annotated[
+        str | None, honoured("in messages of the user and outputs of functions: a data: URL; nothing is fetched")
+    ] = None
     detail: Annotated[Raw, accepted("pictures are cut as the model was trained")] = ABSENT
     file_id: Annotated[Raw, refused(_OTHER_MEDIA)] = ABSENT
     file_data: Annotated[Raw, refused(_OTHER_MEDIA)] = ABSENT

@@ -48,8 +48,7 @@ class Dialogue:
             self._said(Message("assistant", calls=(call,)), field)
         elif kind == "function_call_output":
             call_id = _required(item.call_id, f"{field}.call_id")
-            content = _content(item.output, f"{field}.output")
-            self._other(Message("tool", content, call_id=call_id))
+            self._other(_message("tool", item.output, f"{field}.output", call_id=call_id))
         else:
             what = f"{field}.type: {kind[:40]!r} is not supported"
             raise InvalidRequest(what, field=f"{field}.type", code="unsupported_parameter")
@@ -58,14 +57,15 @@ class Dialogue:
 
     def _message(self, item: InputItem, field: str) -> None:
         role = _required(item.role, f"{field}.role")
-        parts = _shown(item.content, f"{field}.content") if role == "user" else ()
-        texts = "".join(part for part in parts if isinstance(part, str))
-        content = texts if parts else _content(item.content, f"{field}.content")
-        if role == "assistant":
-            self._said(Message(role, content), field)
+        if role == "user":
+            message = _message(role, item.content, f"{field}.content")
         else:
-            self._other(Message("system" if role == "developer" else role, content, parts=parts))
-        text = self.messages[-1].content.removesuffix(content)
+            message = Message("system" if role == "developer" else role, _content(item.content, f"{field}.content"))
+        if role == "assistant":
+            self._said(message, field)
+        else:
+            self._other(message)
+        text = self.messages[-1].content.removesuffix(message.content)
         for number, part in enumerate(item.content if isinstance(item.content, list) else ()):
             text += part.text or ""
             if part.cache_control is not None:
@@ -118,6 +118,13 @@ def _content(content: str | list[InputPart] | None, field: str) -> str:
     if content is None or isinstance(content, str):
         return _required(content, field)
     return "".join(_part(part, f"{field}[{at}]") for at, part in enumerate(content))
+
+
+def _message(role: str, content: str | list[InputPart] | None, field: str, *, call_id: str = "") -> Message:
+    """Of texts and pictures."""
+    parts = _shown(content, field)
+    texts = "".join(part for part in parts if isinstance(part, str)) if parts else _content(content, field)
+    return Message(role, texts, call_id=call_id, parts=parts)
 
 
 def _shown(content: str | list[InputPart] | None, field: str) -> tuple[str | PictureLink, ...]:
