@@ -257,7 +257,7 @@ async def test_the_time_of_an_answer_tells_nothing_of_others(opened) -> None:
 
     async with opened(aggregated=True) as tenants:
         for number in range(-4, _MOST_ROUNDS):
-            tokens = {kind: prompt(f"timing/{kind}/{number}", 110 * BLOCK) for kind in seconds}
+            tokens = {kind: prompt(f"timing/{kind}/{number}", 60 * BLOCK) for kind in seconds}
             await tenants.cached("b", tokens["others"], in_pages=True)
             await tenants.cached("a", tokens["own"], in_pages=True)
             for kind in sample(list(seconds), 3):
