@@ -33,4 +33,4 @@ def scaled_size(width: int, height: int, form: PaddedForm) -> tuple[int, int]:
     patch, most = form.patch, form.most_along * form.patch
     patches = max(1, width // patch) * max(1, height // patch)
     scale = min(1.0, math.sqrt(form.most_patches / patches), most / height, most / width)
-    return tuple(min(max(1, int(side * scale)), most) for side in (width, height))  # type: ignore[return-value]
+    return min(max(1, int(width * scale)), most), min(max(1, int(height * scale)), most)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.checkpoint.files import Json, read_object_if_there
-from penstock.checkpoint.pictures.tiles import with_bias
+from penstock.checkpoint.pictures.cells import CellForm, levels, rope_theta, with_bias
 from penstock.checkpoint.reading import Reader
 
 EMBED = "vision_tower.patch_embed.proj"
@@ -21,6 +21,7 @@ BLOCKS = "vision_tower.encoder.blocks."
 LAST_NORM = "vision_tower.encoder.final_layernorm"
 PROJECTOR = "mm_projector."
 _CHANNELS = 3
+_MIDDLE = (0.5, 0.5, 0.5)
 _MOST_LAYERS = 1000
 _LARGEST = 128
 """Pixels of a cell's side."""
@@ -33,48 +34,21 @@ _KINDS = {"merge_type": "sd2_tpool", "mm_projector_type": "patchmerger", "pos_em
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PaddedForm:
-    """PictureForm of one part. Sizes are pixels, or numbers of a vector."""
+class PaddedForm(CellForm):
+    """PictureForm: pictures are padded to whole cells."""
 
-    patch: int
-    """Side of a patch."""
-    merge: int
-    """So many patches in each direction are a cell."""
     most_patches: int
     """Of a picture, before it is padded; larger ones are made smaller."""
     most_along: int
     """Likewise along each side."""
     places: tuple[int, int]
     """Rows and columns of the learned positions."""
-    token: int
-    hidden_size: int
-    n_layers: int
-    n_heads: int
-    intermediate_size: int
-    rope_theta: float
     projector_eps: float
-    mean: tuple[float, ...]
-    """Of red, green and blue, from 0 to 1: it is taken off, ..."""
-    deviation: tuple[float, ...]
-    """... and the rest divided by this."""
-
-    @property
-    def side(self) -> int:
-        """That of a cell."""
-        return self.patch * self.merge
 
     @property
     def spatial(self) -> bool:
         """Embeddings stand one behind the other, as tokens do."""
         return False
-
-    def embeddings(self, rows: int, columns: int) -> int:
-        """One for each cell."""
-        return rows * columns
-
-    def shape(self, rows: int, columns: int) -> tuple[int, int, int]:
-        """See PictureForm."""
-        return 1, rows * self.side, columns * self.side
 
     def complaint(self, rows: int, columns: int) -> str:
         """See PictureForm. What is padded is less than a cell; and how much smaller a picture is made is found from its
@@ -136,8 +110,6 @@ def padded_form(config_file: Path, values: Json) -> PaddedForm | str:
         return f"vision_config: {hidden} numbers are not a multiple of 4 for each of {heads} heads"
     if (act := vision.get("hidden_act", "gelu_pytorch_tanh")) != "gelu_pytorch_tanh":
         return f"vision_config.hidden_act {act!r} is not gelu_pytorch_tanh"
-    rope = vision.get("rope_parameters") or {}
-    theta = Reader(config_file, {**vision, **rope} if isinstance(rope, dict) else vision).number("rope_theta", 10000.0)
     whole = Reader(config_file, values)
     how = _how(config_file.parent / "preprocessor_config.json")
     if (found := how.integer("patch_size", patch)) != patch:
@@ -155,10 +127,10 @@ def padded_form(config_file: Path, values: Json) -> PaddedForm | str:
         n_layers=layers,
         n_heads=heads,
         intermediate_size=size("vt_intermediate_size", "intermediate_size", 4304),
-        rope_theta=theta,
+        rope_theta=rope_theta(read),
         projector_eps=read.number("projector_ln_eps", whole.number("projection_layer_norm_eps", 1e-5)),
-        mean=how.numbers("image_mean", _CHANNELS) if how.values.get("image_mean") else (0.5,) * _CHANNELS,
-        deviation=how.numbers("image_std", _CHANNELS) if how.values.get("image_std") else (0.5,) * _CHANNELS,
+        mean=levels(how, "image_mean", _MIDDLE),
+        deviation=levels(how, "image_std", _MIDDLE),
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from penstock.checkpoint.errors import CheckpointError
 from penstock.checkpoint.files import Json, read_object_if_there
-from penstock.checkpoint.pictures.tiles import with_bias
+from penstock.checkpoint.pictures.cells import CellForm, levels, rope_theta, with_bias
 from penstock.checkpoint.reading import Reader
 
 PATCHES = "visual.patch_embed.proj.weight"
@@ -33,13 +33,9 @@ _DEVIATION = (0.26862954, 0.26130258, 0.27577711)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PatchForm:
-    """PictureForm of one part. Sizes are pixels, or numbers of a vector."""
+class PatchForm(CellForm):
+    """PictureForm: pictures are scaled to whole cells."""
 
-    patch: int
-    """Side of a patch."""
-    merge: int
-    """So many patches in each direction are a cell."""
     frames: int
     """Times that a picture counts, where a film has as many frames."""
     least_pixels: int
@@ -50,34 +46,11 @@ class PatchForm:
     """Cells along the side of a window."""
     full_layers: tuple[int, ...]
     """Layers in which all patches of a picture look at each other."""
-    token: int
-    hidden_size: int
-    n_layers: int
-    n_heads: int
-    intermediate_size: int
-    rope_theta: float
-    mean: tuple[float, ...]
-    """Of red, green and blue, from 0 to 1: it is taken off, ..."""
-    deviation: tuple[float, ...]
-    """... and the rest divided by this."""
-
-    @property
-    def side(self) -> int:
-        """That of a cell."""
-        return self.patch * self.merge
 
     @property
     def spatial(self) -> bool:
         """See PictureForm."""
         return True
-
-    def embeddings(self, rows: int, columns: int) -> int:
-        """One for each cell."""
-        return rows * columns
-
-    def shape(self, rows: int, columns: int) -> tuple[int, int, int]:
-        """See PictureForm."""
-        return 1, rows * self.side, columns * self.side
 
     def complaint(self, rows: int, columns: int) -> str:
         """See PictureForm. A picture that is one cell high or wide may have more than the most pixels."""
@@ -131,8 +104,6 @@ def patch_form(config_file: Path, values: Json) -> PatchForm | str:
     if read.integer("in_channels", _CHANNELS) != _CHANNELS or read.integer("in_chans", _CHANNELS) != _CHANNELS:
         return f"vision_config.in_channels is not {_CHANNELS}"
     full = read.layer_numbers("fullatt_block_indexes", _MOST_LAYERS) if "fullatt_block_indexes" in vision else _FULL
-    rope = vision.get("rope_parameters") or {}
-    theta = Reader(config_file, {**vision, **rope} if isinstance(rope, dict) else vision).number("rope_theta", 10000.0)
     how_file = config_file.parent / "preprocessor_config.json"
     how = Reader(how_file, read_object_if_there(how_file))
     for name, own in (("patch_size", patch), ("merge_size", merge), ("temporal_patch_size", frames)):
@@ -152,9 +123,9 @@ def patch_form(config_file: Path, values: Json) -> PatchForm | str:
         n_layers=layers,
         n_heads=heads,
         intermediate_size=read.integer("intermediate_size", 3420),
-        rope_theta=theta,
-        mean=_levels(how, "image_mean", _MEAN),
-        deviation=_levels(how, "image_std", _DEVIATION),
+        rope_theta=rope_theta(read),
+        mean=levels(how, "image_mean", _MEAN),
+        deviation=levels(how, "image_std", _DEVIATION),
     )
 
 
@@ -168,7 +139,3 @@ def _pixels(how: Reader) -> tuple[int, int]:
     if least > most:
         raise CheckpointError(how.file, f"min_pixels {least} is more than max_pixels {most}")
     return min(least, _MOST_PIXELS // 4), min(most, _MOST_PIXELS)
-
-
-def _levels(how: Reader, name: str, usual: tuple[float, ...]) -> tuple[float, ...]:
-    return how.numbers(name, _CHANNELS) if how.values.get(name) is not None else usual

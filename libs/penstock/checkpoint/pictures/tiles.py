@@ -12,6 +12,7 @@ from pathlib import Path
 
 from penstock.checkpoint.errors import CheckpointError
 from penstock.checkpoint.files import Json, read_object_if_there
+from penstock.checkpoint.pictures.cells import rope_theta, with_bias
 from penstock.checkpoint.reading import Reader
 
 PATCHES = "vision_model.patch_embedding.linear.weight"
@@ -104,11 +105,6 @@ class TileForm:
         return needed
 
 
-def with_bias(name: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """A matrix and its bias, or a norm and its."""
-    return {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
-
-
 def tile_form(config_file: Path, values: Json) -> TileForm | str:
     """A text: why the model is served without pictures. Raises CheckpointError."""
     vision = values.get("vision_config")
@@ -137,8 +133,6 @@ def tile_form(config_file: Path, values: Json) -> TileForm | str:
             return f"vision_config.{name} {found} is not projector_output_dim {projected}"
     if vision.get("hidden_act", "gelu") != "gelu":
         return f"vision_config.hidden_act {vision['hidden_act']!r} is not gelu"
-    rope = vision.get("rope_parameters") or {}
-    theta = Reader(config_file, {**vision, **rope} if isinstance(rope, dict) else vision).number("rope_theta", 10000.0)
     if values.get("multi_modal_projector_bias") or vision.get("multi_modal_projector_bias"):
         return "vision_config.multi_modal_projector_bias is not served"
     how_file = config_file.parent / "preprocessor_config.json"
@@ -159,5 +153,5 @@ def tile_form(config_file: Path, values: Json) -> TileForm | str:
         n_heads=heads,
         intermediate_size=inner,
         projected=projected,
-        rope_theta=theta,
+        rope_theta=rope_theta(read),
     )
