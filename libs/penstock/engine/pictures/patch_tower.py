@@ -7,7 +7,7 @@ attends in a few calls, whatever the picture's size.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from penstock.checkpoint import PatchForm, PicturePart
 from penstock.checkpoint.pictures.patches import MERGER, PATCHES
-from penstock.engine.layers.stored import read_tensor
+from penstock.engine.pictures.weights import EncoderWeights
 
 if TYPE_CHECKING:
     from penstock.pictures.picture import Pixels
@@ -40,36 +40,32 @@ class PatchTower:
         """Loads the weights, as `dtype`. Raises CheckpointError."""
         assert isinstance(part.form, PatchForm)
         self.form = part.form
-        self._dtype, self._device = dtype, device
-        self._weights: Mapping[str, Tensor] = {
-            name: read_tensor(info).to(device, dtype) for name, info in part.tensors.items() if name != PATCHES
-        }
-        frames = read_tensor(part.tensors[PATCHES]).float()
-        self._patches_to = frames.sum(2).flatten(1).to(device, dtype)
+        self._weights = EncoderWeights(part, dtype, device)
+        self._patches_to = self._weights[PATCHES].float().sum(2).flatten(1).to(dtype)
         """[hidden, 3 * patch * patch]: all frames are the same picture."""
 
     @torch.inference_mode()
     def embeddings(self, pixels: Pixels) -> Tensor:
         """[1, height, width, 3] -> [1, cells, hidden of the text model]."""
-        form = self.form
+        form, linear = self.form, self._weights.linear
         each = form.merge**2
         rows, columns = pixels.shape[1] // form.side, pixels.shape[2] // form.side
         windows = windows_of(rows, columns, form.window)
         x = functional.linear(self._patches(pixels), self._patches_to)
-        order = windows.order.to(self._device)
+        order = windows.order.to(self._weights.device)
         x = x.view(rows * columns, each, -1)[order].flatten(0, 1)
         angles = turns(form, rows, columns).view(rows * columns, each, -1)[windows.order].flatten(0, 1)
-        turn = angles.cos().to(self._device), angles.sin().to(self._device)
+        turn = angles.cos().to(self._weights.device), angles.sin().to(self._weights.device)
         for layer in range(form.n_layers):
             prefix = f"visual.blocks.{layer}."
             sizes = [(1, rows * columns)] if layer in form.full_layers else windows.sizes
             normed = self._norm(x, f"{prefix}norm1")
             x = x + self._attention(normed, f"{prefix}attn.", turn, [(count, size * each) for count, size in sizes])
             normed = self._norm(x, f"{prefix}norm2")
-            gate = functional.silu(self._linear(normed, f"{prefix}mlp.gate_proj"))
-            x = x + self._linear(gate * self._linear(normed, f"{prefix}mlp.up_proj"), f"{prefix}mlp.down_proj")
+            gate = functional.silu(linear(normed, f"{prefix}mlp.gate_proj"))
+            x = x + linear(gate * linear(normed, f"{prefix}mlp.up_proj"), f"{prefix}mlp.down_proj")
         merged = self._norm(x, f"{MERGER}ln_q").view(rows * columns, -1)
-        merged = self._linear(functional.gelu(self._linear(merged, f"{MERGER}mlp.0")), f"{MERGER}mlp.2")
+        merged = linear(functional.gelu(linear(merged, f"{MERGER}mlp.0")), f"{MERGER}mlp.2")
         found = torch.empty_like(merged)
         found[order] = merged
         return found.unsqueeze(0)
@@ -77,22 +73,18 @@ class PatchTower:
     def _patches(self, pixels: Pixels) -> Tensor:
         """[patches, 3 * patch * patch]: cell by cell, normalised as the checkpoint says."""
         form = self.form
-        levels = torch.from_numpy(pixels[0]).to(self._device).float() / 255
-        levels = (levels - levels.new_tensor(form.mean)) / levels.new_tensor(form.deviation)
+        levels = self._weights.normalised(pixels, form)
         parts = levels.view(-1, form.merge, form.patch, levels.shape[1] // form.side, form.merge, form.patch, 3)
-        return parts.permute(0, 3, 1, 4, 6, 2, 5).reshape(-1, 3 * form.patch**2).to(self._dtype)
+        return parts.permute(0, 3, 1, 4, 6, 2, 5).reshape(-1, 3 * form.patch**2).to(self._weights.dtype)
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
         return functional.rms_norm(x, x.shape[-1:], self._weights[f"{name}.weight"], _EPS)
-
-    def _linear(self, x: Tensor, name: str) -> Tensor:
-        return functional.linear(x, self._weights[f"{name}.weight"], self._weights[f"{name}.bias"])
 
     def _attention(
         self, x: Tensor, prefix: str, turn: tuple[Tensor, Tensor], sizes: Sequence[tuple[int, int]]
     ) -> Tensor:
         """[patches, hidden] -> the same; `sizes` are how many windows there are of how many patches."""
-        made = self._linear(x, f"{prefix}qkv").view(len(x), 3, self.form.n_heads, -1)
+        made = self._weights.linear(x, f"{prefix}qkv").view(len(x), 3, self.form.n_heads, -1)
         query, key, value = _turned(made[:, 0], *turn), _turned(made[:, 1], *turn), made[:, 2]
         mixed, first = [], 0
         for count, size in sizes:
@@ -102,7 +94,7 @@ class PatchTower:
             found = functional.scaled_dot_product_attention(asks, keys, values)
             mixed.append(found.transpose(1, 2).flatten(0, 1).flatten(1))
             first = own.stop
-        return self._linear(torch.cat(mixed), f"{prefix}proj")
+        return self._weights.linear(torch.cat(mixed), f"{prefix}proj")
 
 
 def _turned(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ the tests. Tiles do not look at each other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,12 +14,11 @@ from torch.nn import functional
 
 from penstock.checkpoint import PicturePart, TileForm
 from penstock.checkpoint.pictures.tiles import CLASS, PATCHES, POSITIONS, PROJECTION
-from penstock.engine.layers.stored import read_tensor
+from penstock.engine.pictures.weights import EncoderWeights, turned_pairs
 
 if TYPE_CHECKING:
     from penstock.pictures.picture import Pixels
 
-_EPS = 1e-5
 _MEAN = _DEVIATION = 0.5
 _ADAPTER = "vision_model.vision_adapter.mlp."
 
@@ -32,11 +30,8 @@ class TileTower:
         """Loads the weights, as `dtype`. Raises CheckpointError."""
         assert isinstance(part.form, TileForm)
         self.form = part.form
-        self._dtype, self._device = dtype, device
-        self._weights: Mapping[str, Tensor] = {
-            name: read_tensor(info).to(device, dtype) for name, info in part.tensors.items()
-        }
-        self._turns = turns(self.form).to(device)
+        self._weights = EncoderWeights(part, dtype, device)
+        self._turns = turns(self.form).to(device).unsqueeze(1)
 
     @torch.inference_mode()
     def embeddings(self, pixels: Pixels) -> Tensor:
@@ -44,13 +39,13 @@ class TileTower:
         weights, form = self._weights, self.form
         x = functional.linear(self._patches(pixels), weights[PATCHES])
         x = torch.cat([x, weights[CLASS].expand(len(x), 1, -1)], 1) + weights[POSITIONS]
-        x = self._norm(x, "vision_model.layernorm_pre")
+        x = weights.norm(x, "vision_model.layernorm_pre")
         for layer in range(form.n_layers):
             prefix = f"vision_model.model.layers.{layer}."
-            x = x + self._attention(self._norm(x, f"{prefix}input_layernorm"), f"{prefix}self_attn.")
-            inner = self._linear(self._norm(x, f"{prefix}post_attention_layernorm"), f"{prefix}mlp.fc1")
-            x = x + self._linear(functional.gelu(inner), f"{prefix}mlp.fc2")
-        x = shuffled(self._norm(x, "vision_model.layernorm_post")[:, :-1], form.shuffle)
+            x = x + self._attention(weights.norm(x, f"{prefix}input_layernorm"), f"{prefix}self_attn.")
+            inner = weights.linear(weights.norm(x, f"{prefix}post_attention_layernorm"), f"{prefix}mlp.fc1")
+            x = x + weights.linear(functional.gelu(inner), f"{prefix}mlp.fc2")
+        x = shuffled(weights.norm(x, "vision_model.layernorm_post")[:, :-1], form.shuffle)
         x = functional.gelu(functional.linear(x, weights[f"{_ADAPTER}fc1.weight"]))
         x = functional.gelu(functional.linear(x, weights[f"{_ADAPTER}fc2.weight"]))
         return functional.linear(x, weights[PROJECTION])
@@ -59,31 +54,20 @@ class TileTower:
         """[T, patches, 3 * patch * patch], from -1 to 1; rounded to bfloat16 on the way, as the model was trained,
         whatever computes the rest."""
         size, count = self.form.patch, self.form.patches
-        levels = torch.from_numpy(pixels).to(self._device).to(torch.bfloat16)
-        levels = levels.mul_(1 / 255).sub_(_MEAN).div_(_DEVIATION).to(self._dtype)
+        levels = torch.from_numpy(pixels).to(self._weights.device).to(torch.bfloat16)
+        levels = levels.mul_(1 / 255).sub_(_MEAN).div_(_DEVIATION).to(self._weights.dtype)
         parts = levels.view(len(pixels), count, size, count, size, 3).permute(0, 1, 3, 5, 2, 4)
         return parts.reshape(len(pixels), count * count, -1)
 
-    def _norm(self, x: Tensor, name: str) -> Tensor:
-        return functional.layer_norm(
-            x, x.shape[-1:], self._weights[f"{name}.weight"], self._weights[f"{name}.bias"], _EPS
-        )
-
-    def _linear(self, x: Tensor, name: str) -> Tensor:
-        return functional.linear(x, self._weights[f"{name}.weight"], self._weights[f"{name}.bias"])
-
     def _attention(self, x: Tensor, prefix: str) -> Tensor:
-        heads = (*x.shape[:2], self.form.n_heads, -1)
-        query, key = (self._turned(self._linear(x, f"{prefix}{name}").view(heads)) for name in ("q_proj", "k_proj"))
-        value = self._linear(x, f"{prefix}v_proj").view(heads)
+        heads, linear = (*x.shape[:2], self.form.n_heads, -1), self._weights.linear
+        query, key = (
+            turned_pairs(linear(x, f"{prefix}{name}").view(heads), self._turns) for name in ("q_proj", "k_proj")
+        )
+        value = linear(x, f"{prefix}v_proj").view(heads)
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
         mixed = functional.scaled_dot_product_attention(query, key, value)
-        return self._linear(mixed.transpose(1, 2).flatten(2), f"{prefix}o_proj")
-
-    def _turned(self, x: Tensor) -> Tensor:
-        """Turns neighbouring dimensions of [T, patches, heads, head_dim] together."""
-        pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
-        return torch.view_as_real(pairs * self._turns.unsqueeze(1)).flatten(-2).to(x.dtype)
+        return linear(mixed.transpose(1, 2).flatten(2), f"{prefix}o_proj")
 
 
 def turns(form: TileForm) -> Tensor:

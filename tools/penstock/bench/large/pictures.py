@@ -26,7 +26,7 @@ from penstock.bench.e2e.running import free_port, serving
 from penstock.bench.e2e.servers import MeshForm, up
 from penstock.bench.engine.rounds import THREADS
 from penstock.bench.harness import Figure, figure, interleave
-from penstock.checkpoint import inspect
+from penstock.checkpoint import PatchForm, inspect
 from penstock.engine.pictures.tower import tower_of
 from penstock.testing.checkpoints import write_tokenizer
 from penstock.testing.seeing import picture_url, write_seeing
@@ -136,10 +136,10 @@ def cell_encoders(place: Path) -> Encoders:
     config = transformers.Qwen2_5_VLConfig(text_config=text, vision_config=_CELLS, image_token_id=243)
     model = _drawn(transformers.Qwen2_5_VLForConditionalGeneration, config, place)
     part = inspect(place).pictures
-    assert part is not None
+    assert part is not None and isinstance(part.form, PatchForm)
     tower, form = tower_of(part, torch.float32, torch.device("cpu")), part.form
     pixels, count = _noise(), _SIDE // form.side
-    mean, deviation = (torch.tensor(values) for values in (form.mean, form.deviation))  # type: ignore[attr-defined]
+    mean, deviation = (torch.tensor(values) for values in (form.mean, form.deviation))
     levels = (torch.from_numpy(pixels[0]).float() / 255 - mean) / deviation
     parts = levels.view(count, 2, _PATCH, count, 2, _PATCH, 3).permute(0, 3, 1, 4, 6, 2, 5)
     patches = parts.reshape(-1, 3, 1, _PATCH, _PATCH).expand(-1, -1, 2, -1, -1).flatten(1)

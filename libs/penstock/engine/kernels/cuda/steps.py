@@ -47,7 +47,8 @@ class DeviceSteps:
 
     def logits(self, order: Sequence[Run], features: Features | None = None) -> Tensor:
         """float32 [samples, vocab] of runs in the order of `arrange`, valid until the next call; leaves their keys and
-        values in the page memory. A step with features, adapters or tokens behind pictures of Qwen is not captured."""
+        values in the page memory. A step with features, adapters or rows that are not turned by their positions is not
+        captured."""
         with streams.current(self._memory.data.device):
             whole = features is None and not (turned_apart(order) or any(run.adapter for run in order))
             if self._graphs is not None and whole:
