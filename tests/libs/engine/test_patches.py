@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 
-import numpy as np
 import pytest
 import torch
 import transformers
-from tests.libs.engine.test_families import SIZES, close, logits_of, run_of, tables
+from tests.libs.engine.seeing import SeeingModel, asked, engine_config, logits_in_chunks, prompt_of, whole
+from tests.libs.engine.test_families import SIZES, close
 
 from penstock.checkpoint import inspect
-from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
 from penstock.engine.errors import RequestRefused
-from penstock.engine.forward.runner import Runner
 from penstock.engine.pictures.patch_tower import PatchTower, windows_of
-from penstock.engine.request import Request, SamplingParams
 from penstock.engine.step.pictures import PictureRows
-from penstock.kv.identity import Chain
-from penstock.pictures.picture import Grid, ShownPicture, picture_of, spans
+from penstock.pictures.picture import ShownPicture
 from penstock.testing.checkpoints import write_tokenizer
 
 IMAGE, SIDE = 240, 14
@@ -36,7 +33,7 @@ VISION = {
 TEXT = {**SIZES, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}}
 
 
-class Seeing:
+class Seeing(SeeingModel):
     """A checkpoint of a random Qwen2.5-VL that transformers drew, and the model itself."""
 
     def __init__(self, directory):
@@ -80,12 +77,6 @@ class Seeing:
             answer = self.model(ids, **self.shown(pictures), mm_token_type_ids=kinds, use_cache=False)
         return answer.logits[0].float()
 
-    def greedy(self, tokens, pictures, count):
-        tokens = list(tokens)
-        for _ in range(count):
-            tokens.append(int(self.logits(tokens, pictures)[-1].argmax()))
-        return tokens[-count:]
-
 
 @pytest.fixture(scope="module")
 def seeing(tmp_path_factory):
@@ -95,21 +86,11 @@ def seeing(tmp_path_factory):
 
 
 def drawn(seed, rows, columns):
-    shape = (1, rows * SIDE, columns * SIDE, 3)
-    return picture_of(Grid(rows, columns), SIDE, np.random.default_rng(seed).integers(0, 256, shape, np.uint8))
+    return whole(seed, rows, columns, SIDE)
 
 
 def prompt(*parts):
-    """Numbers of ordinary tokens, and pictures: the tokens, and where the pictures are."""
-    tokens, shown = [], []
-    for number, part in enumerate(parts):
-        if isinstance(part, int):
-            tokens += torch.randint(0, 240, (part,), generator=torch.Generator().manual_seed(number)).tolist()
-        else:
-            count = part.grid.rows * part.grid.columns
-            shown.append(ShownPicture(part, len(tokens), count))
-            tokens += [IMAGE] * count
-    return tokens, tuple(shown)
+    return prompt_of(parts, lambda grid: [IMAGE] * (grid.rows * grid.columns))
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (2, 2), (4, 6), (5, 3), (1, 7)])
@@ -145,16 +126,9 @@ def test_every_logit_in_chunks_of_any_size(seeing, chunk):
     with torch.inference_mode():
         plain = seeing.model(torch.tensor([tokens]), use_cache=False).logits[0]
     assert (wanted - plain).abs().max() > 0.1, "they make a difference"
-    runner = Runner(inspect(seeing.directory), EngineConfig(seeing.directory, dtype="float32", kv_pool_tokens=1600))
-    rows, pages = PictureRows(shown, tokens, seeing.form), tables([len(tokens)])[0]
-    found = []
-    for start in range(0, len(tokens), chunk):
-        end = min(start + chunk, len(tokens))
-        run = run_of(tokens[: start + 1], start, 1, pages, tokens[start + 1 : end])
-        run.pictures = rows
-        found.append(logits_of(runner, [run]))
-    close(torch.cat(found), wanted)
-    assert runner.shown.computed == 2, "each picture once"
+    found, computed = logits_in_chunks(seeing, tokens, shown, chunk)
+    close(found, wanted)
+    assert computed == 2, "each picture once"
 
 
 def test_rows_are_turned_as_transformers_does(seeing):
@@ -184,21 +158,10 @@ def test_a_picture_is_whole(seeing):
 
 async def test_answers_are_those_of_transformers_and_the_same_picture_is_found(seeing, kit):
     one, other, turned = drawn(1, 4, 6), drawn(2, 4, 6), drawn(1, 6, 4)
-    config = EngineConfig(
-        seeing.directory, dtype="float32", kv_pool_tokens=2048, max_batch_tokens=40, max_running=4, threads=1
-    )
-    params = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True, logprobs=0)
-    async with Engine.open(config) as engine:
-
-        async def asked(id, picture):
-            tokens, shown = prompt(20, picture, 30)
-            chain = Chain(b"r" * 32, 16, tokens, pictures=spans(shown))
-            answer = await kit.read(engine, Request(id, tuple(tokens), params, pictures=shown), chain=chain)
-            assert answer.ids == seeing.greedy(tokens, [picture], 6)
-            return answer.last.shared_tokens
-
-        assert await asked("first", one) == 0
-        assert await asked("again", one) >= 64
-        assert await asked("another", other) == 16, "the block before it"
-        assert await asked("in another shape", turned) == 16
+    async with Engine.open(engine_config(seeing)) as engine:
+        ask = partial(asked, engine, kit, seeing, count=6)
+        assert await ask("first", prompt(20, one, 30)) == 0
+        assert await ask("again", prompt(20, one, 30)) >= 64
+        assert await ask("another", prompt(20, other, 30)) == 16, "the block before it"
+        assert await ask("in another shape", prompt(20, turned, 30)) == 16
         assert engine.shown.computed == 3, "what is in pages needs no embeddings"

@@ -8,19 +8,18 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from tests.libs.engine.test_families import LLAMA_4, SIZES, close, logits_of, run_of, tables
+from tests.libs.engine.seeing import SeeingModel, asked, engine_config, logits_in_chunks, prompt_of
+from tests.libs.engine.test_families import LLAMA_4, SIZES, close, run_of, tables
 
 from penstock.checkpoint import inspect
 from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
 from penstock.engine.errors import RequestRefused
-from penstock.engine.forward.runner import Runner
 from penstock.engine.pictures.tile_tower import TileTower
 from penstock.engine.request import Request, SamplingParams
 from penstock.engine.stats import Counters
 from penstock.engine.step.pictures import PictureRows
-from penstock.kv.identity import Chain
-from penstock.pictures.picture import Grid, ShownPicture, picture_of, spans
+from penstock.pictures.picture import Grid, ShownPicture, picture_of
 from penstock.pictures.tiles import tokens_of
 from penstock.testing.checkpoints import write_tokenizer
 
@@ -39,7 +38,7 @@ VISION = {
 GREEDY = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True, logprobs=0)
 
 
-class Seeing:
+class Seeing(SeeingModel):
     """A checkpoint of a random Llama 4 that transformers drew, and the model itself."""
 
     def __init__(self, directory, **vision):
@@ -70,12 +69,6 @@ class Seeing:
             answer = self.model(torch.tensor([tokens]), pixel_values=self.pixel_values(pictures), use_cache=False)
         return answer.logits[0].float()
 
-    def greedy(self, tokens, pictures, count):
-        tokens = list(tokens)
-        for _ in range(count):
-            tokens.append(int(self.logits(tokens, pictures)[-1].argmax()))
-        return tokens[-count:]
-
 
 @pytest.fixture(scope="module")
 def seeing(tmp_path_factory):
@@ -94,16 +87,7 @@ def drawn(seed, grid=ONE, side=56):
 
 
 def prompt(form, *parts):
-    """Numbers of ordinary tokens, and pictures: the tokens, and where the pictures are."""
-    tokens, shown = [], []
-    for number, part in enumerate(parts):
-        if isinstance(part, int):
-            tokens += torch.randint(0, 240, (part,), generator=torch.Generator().manual_seed(number)).tolist()
-        else:
-            own = tokens_of(part.grid, form, IDS)
-            shown.append(ShownPicture(part, len(tokens), len(own)))
-            tokens += own
-    return tokens, tuple(shown)
+    return prompt_of(parts, lambda grid: tokens_of(grid, form, IDS))
 
 
 def test_the_embeddings_of_tiles(seeing):
@@ -123,16 +107,9 @@ def test_every_logit_in_chunks_of_any_size(seeing, chunk):
     wanted = seeing.logits(tokens, [one, other])
     plain = seeing.model(torch.tensor([tokens]), use_cache=False).logits[0].detach()
     assert (wanted - plain).abs().max() > 0.1, "they make a difference"
-    runner = Runner(inspect(seeing.directory), EngineConfig(seeing.directory, dtype="float32", kv_pool_tokens=1600))
-    rows, pages = PictureRows(shown, tokens, seeing.form), tables([len(tokens)])[0]
-    found = []
-    for start in range(0, len(tokens), chunk):
-        end = min(start + chunk, len(tokens))
-        run = run_of(tokens[: start + 1], start, 1, pages, tokens[start + 1 : end])
-        run.pictures = rows
-        found.append(logits_of(runner, [run]))
-    close(torch.cat(found), wanted)
-    assert runner.shown.computed == 1 + 5, "each tile once"
+    found, computed = logits_in_chunks(seeing, tokens, shown, chunk)
+    close(found, wanted)
+    assert computed == 1 + 5, "each tile once"
 
 
 def request(id, tokens, shown):
@@ -140,26 +117,14 @@ def request(id, tokens, shown):
 
 
 async def test_the_same_picture_is_found_and_another_one_is_not(seeing, kit):
-    one, other = drawn(1), drawn(2)
-    config = EngineConfig(
-        seeing.directory, dtype="float32", kv_pool_tokens=2048, max_batch_tokens=40, max_running=4, threads=1
-    )
-    async with Engine.open(config) as engine:
-
-        async def asked(id, picture):
-            tokens, shown = prompt(seeing.form, 20, picture, 30)
-            chain = Chain(b"r" * 32, 16, tokens, pictures=spans(shown))
-            answer = await kit.read(engine, request(id, tokens, shown), chain=chain)
-            assert answer.ids == seeing.greedy(tokens, [picture], 4)
-            return answer.last.shared_tokens
-
-        assert await asked("first", one) == 0
-        whole = (len(prompt(seeing.form, 20, one, 30)[0]) - 1) // 16 * 16
-        assert await asked("again", one) >= whole
-        assert await asked("another", other) == 16, "the block before it"
-        assert await asked("another again", other) >= whole
-        tiles = engine._runner.shown.computed
-        assert tiles == 2, "what is in pages needs no embeddings"
+    one, other = (prompt(seeing.form, 20, drawn(seed), 30) for seed in (1, 2))
+    whole = (len(one[0]) - 1) // 16 * 16
+    async with Engine.open(engine_config(seeing)) as engine:
+        assert await asked(engine, kit, seeing, "first", one) == 0
+        assert await asked(engine, kit, seeing, "again", one) >= whole
+        assert await asked(engine, kit, seeing, "another", other) == 16, "the block before it"
+        assert await asked(engine, kit, seeing, "another again", other) >= whole
+        assert engine.shown.computed == 2, "what is in pages needs no embeddings"
 
 
 async def test_a_picture_stands_where_its_tokens_are(seeing, kit):
