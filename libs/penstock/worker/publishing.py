@@ -7,8 +7,9 @@ and the pages are released. KV that is not finite stays here: it would fail ever
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from contextvars import Context, copy_context
@@ -27,6 +28,8 @@ from penstock.worker.lending import PageLending
 from penstock.worker.stored import StoredKeys
 
 _LOG = structlog.get_logger("penstock.worker")
+_TOGETHER = 256
+"""Blocks that are stored at a time, unless one sequence has filled more at once."""
 
 
 @dataclass
@@ -36,7 +39,7 @@ class Soundness:
     sound: bool = True
 
 
-@dataclass
+@dataclass(slots=True)
 class _Batch:
     blocks: list[BlockPut]
     origin: Origin
@@ -44,6 +47,8 @@ class _Batch:
     done: Callable[[int], None]
     context: Context
     soundness: Soundness
+    over: bool = False
+    """Its pages are released."""
 
 
 class BlockPublisher:
@@ -120,7 +125,7 @@ class BlockPublisher:
         """Stores queued blocks until it is cancelled. When it raises, only the blocks that it was storing are lost."""
         while True:
             while self._batches:
-                await self._store_one(self._batches.popleft())
+                await self._store_all(self._next())
             self._wake.clear()
             await self._wake.wait()
 
@@ -129,46 +134,78 @@ class BlockPublisher:
         while self._batches:
             _release(self._batches.popleft().pages)
 
-    async def _store_one(self, batch: _Batch) -> None:
-        stored = 0
+    def _next(self) -> dict[Origin, list[_Batch]]:
+        """The oldest batches, by origin."""
+        taken: dict[Origin, list[_Batch]] = {}
+        room = _TOGETHER
+        while self._batches and (not taken or len(self._batches[0].blocks) <= room):
+            batch = self._batches.popleft()
+            room -= len(batch.blocks)
+            taken.setdefault(batch.origin, []).append(batch)
+        return taken
+
+    async def _store_all(self, taken: dict[Origin, list[_Batch]]) -> None:
+        """Stores those of each origin in one call, beside the others': a call takes much longer than a block of it, and
+        what is computed must not wait for the store one by one, or a worker that dies takes it along."""
         try:
-            blocks = batch.blocks[: await self._sound(batch)]
+            async with asyncio.TaskGroup() as tasks:
+                for batches in taken.values():
+                    tasks.create_task(self._store_some(batches))
+        finally:
+            self._end(itertools.chain.from_iterable(taken.values()), 0)  # those whose task never began
+
+    async def _store_some(self, batches: Sequence[_Batch]) -> None:
+        """Stores batches of one origin; with the call goes the context of the first."""
+        first = batches[0]
+        try:
+            sound = await self._sound(batches)
+            blocks = [block for batch, count in zip(batches, sound, strict=True) for block in batch.blocks[:count]]
             if blocks:
-                await within(batch.context, self._give(blocks, batch))
-                stored = len(blocks)
+                pages = [page for batch, count in zip(batches, sound, strict=True) for page in batch.pages[:count]]
+                await within(first.context, self._give(blocks, pages, first.origin))
                 self.known.learn(block.key for block in blocks)
+            for batch, count in zip(batches, sound, strict=True):
+                self._end([batch], count)
         except (StoreFault, asyncio.CancelledError) as fault:
             if isinstance(fault, asyncio.CancelledError) and being_cancelled():
                 raise
-            self._metrics.store_faults.labels("publish").inc()
-            _LOG.warning("blocks were not published", blocks=len(batch.blocks), reason=str(fault))
+            self._metrics.store_faults.labels("publish").inc(len(batches))
+            lost = sum(len(batch.blocks) for batch in batches)
+            _LOG.warning("blocks were not published", blocks=lost, reason=str(fault))
         finally:
-            self._queued -= Counter(page.page for page in batch.pages)
-            _release(batch.pages)
-            batch.done(stored)
+            self._end(batches, 0)
 
-    async def _give(self, blocks: list[BlockPut], batch: _Batch) -> None:
+    def _end(self, batches: Iterable[_Batch], stored: int) -> None:
+        """Releases pages of batches that are not over, and tells how many of the leading blocks are stored."""
+        for batch in batches:
+            if not batch.over:
+                batch.over = True
+                self._queued -= Counter(page.page for page in batch.pages)
+                _release(batch.pages)
+                batch.done(stored)
+
+    async def _give(self, blocks: list[BlockPut], pages: Sequence[PageRef], origin: Origin) -> None:
         if self.lending is not None and self.lends:
-            blocks = await self.lending.lend(blocks, batch.pages[: len(blocks)], batch.origin)
+            blocks = await self.lending.lend(blocks, pages, origin)
         if blocks:
-            self._metrics.published.inc(await self._store.put(blocks, batch.origin))
+            self._metrics.published.inc(await self._store.put(blocks, origin))
 
-    async def _sound(self, batch: _Batch) -> int:
-        """How many leading blocks may be stored: none from the first bad one of the request on."""
-        request = batch.soundness
-        if not request.sound:
-            return 0
-        count = await to_its_end(self._thread, lambda: self._count_finite(batch))
-        sound = request.sound  # it may have failed meanwhile
-        if count < len(batch.blocks):
-            request.sound = False
-            self._metrics.store_faults.labels("not_finite").inc()
-            _LOG.error("blocks are not published: their KV is not finite", blocks=len(batch.blocks) - count)
-        return count if sound else 0
+    async def _sound(self, batches: Sequence[_Batch]) -> list[int]:
+        """How many leading blocks of each may be stored: none from the first bad one of a request on."""
+        counts = await to_its_end(self._thread, lambda: [self._count_finite(batch) for batch in batches])
+        for place, batch in enumerate(batches):
+            request, bad = batch.soundness, len(batch.blocks) - counts[place]
+            if not request.sound:  # or it has failed meanwhile
+                counts[place] = 0
+            elif bad:
+                request.sound = False
+                self._metrics.store_faults.labels("not_finite").inc()
+                _LOG.error("blocks are not published: their KV is not finite", blocks=bad)
+        return counts
 
     def _count_finite(self, batch: _Batch) -> int:
         found = (
-            page.sound or self._finite(memoryview(block.data))
+            batch.soundness.sound and (page.sound or self._finite(memoryview(block.data)))
             for block, page in zip(batch.blocks, batch.pages, strict=True)
         )
         return sum(takewhile(bool, found))

@@ -39,12 +39,17 @@ class Store:
     errors: list[Exception] = field(default_factory=list)
     taken: list[BlockPut] = field(default_factory=list)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
+    calls: list[bytes] = field(default_factory=list)
+    """The bytes of each call that was answered."""
 
     async def put(self, blocks: list[BlockPut], origin: Origin) -> int:
+        self.asked.set()
         await self.gate.wait()
         if self.errors:
             raise self.errors.pop(0)
         self.taken += blocks
+        self.calls.append(b"".join(bytes(block.data) for block in blocks))
         return len(blocks)
 
 
@@ -62,10 +67,12 @@ def publish(publisher, done) -> Page:
     return page
 
 
-def publish_all(publisher, done, *contents: bytes, soundness: Soundness | None = None) -> list[Page]:
+def publish_all(
+    publisher, done, *contents: bytes, soundness: Soundness | None = None, origin: Origin = NOBODY
+) -> list[Page]:
     pages = [Page(content) for content in contents]
     blocks = [BlockPut(key=b"k", parent=b"p", first_token=0, data=page.view(), seconds=0.0) for page in pages]
-    publisher.publish(blocks, NOBODY, pages, done, copy_context(), soundness=soundness or Soundness())
+    publisher.publish(blocks, origin, pages, done, copy_context(), soundness=soundness or Soundness())
     return pages
 
 
@@ -125,6 +132,38 @@ async def test_a_page_that_several_publish_takes_room_once() -> None:
         while len(told) < 5:
             await asyncio.sleep(0)
     assert [bytes(block.data) for block in store.taken[:3]] == [b"!"] * 3, "sound pages are not looked at again"
+
+
+async def test_what_waits_for_the_store_goes_there_together() -> None:
+    """One call for all of an origin: what a worker has computed is in the store when it dies. More than is stored at a
+    time waits for the next one."""
+    store, told, others = Store(), [], Origin(session="other")
+    async with publishing(store, 1000) as publisher:
+        pages = publish_all(publisher, told.append, b"a")
+        await store.asked.wait()
+        for content in (b"b", b"c", b"d"):
+            pages += publish_all(publisher, told.append, content)
+            pages += publish_all(publisher, told.append, content.upper(), origin=others)
+        pages += publish_all(publisher, told.append, *[b"x"] * 255)
+        store.gate.set()
+        while len(told) < 8:
+            await asyncio.sleep(0)
+    assert store.calls == [b"a", b"bcd", b"BCD", b"x" * 255] and told == [1] * 7 + [255]
+    assert all(page.released for page in pages)
+
+
+async def test_a_call_that_fails_costs_no_blocks_of_another_origin() -> None:
+    store, metrics, told = Store(errors=[StoreFault("one"), StoreFault("two")]), WorkerMetrics(), []
+    async with publishing(store, 8, metrics) as publisher:
+        publish_all(publisher, told.append, b"a")
+        await store.asked.wait()
+        publish_all(publisher, told.append, b"b", b"c")
+        publish_all(publisher, told.append, b"d", b"e", origin=Origin(session="other"))
+        store.gate.set()
+        while len(told) < 3:
+            await asyncio.sleep(0)
+    assert sorted(told) == [0, 0, 2] and store.calls == [b"de"]
+    assert 'penstock_store_faults_total{what="publish"} 2.0' in metrics.text().decode()
 
 
 async def test_blocks_of_a_request_from_the_first_that_is_not_finite_on_stay_here() -> None:
