@@ -168,7 +168,7 @@ class GatewayConfig:
     first_ping_s: float = 15.0
     """Seconds of silence after which a stream that has not begun gets a comment, so that proxies do not close it. With
     it the stream begins: what goes wrong from then on is an event, not a status."""
-    ping_s: float = 1.0
+    ping_s: float = 0.5
     """Seconds of silence after which a stream that has begun gets a comment, so that a client which hears nothing for
     longer knows that this gateway is gone."""
     drain_s: float = 5.0

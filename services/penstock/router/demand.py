@@ -53,6 +53,8 @@ class Demand(msgspec.Struct, frozen=True):
     """It is of no use when its first token comes later than this."""
     token_s: float = inf
     """Likewise each of the others, after the one before."""
+    begun: bool = False
+    """A part of the answer exists."""
 
     def ahead(self, worker: str) -> HeldWork:
         """What is held back for that worker before it."""

@@ -40,11 +40,14 @@ class Option(NamedTuple):
     """Until the end of the answer."""
     others_s: float = 0.0
     """What others lose by it."""
+    pause_s: float = 0.0
+    """Until an answer that had begun goes on."""
 
     @property
     def cost_s(self) -> float:
-        """Seconds that the request takes, and that others lose by it: what is to be as little as possible."""
-        return self.total_s + self.others_s
+        """Seconds that the request takes, and that others lose by it: what is to be as little as possible. A pause in
+        the middle of an answer counts twice: somebody is reading, and how long the rest will take is a guess."""
+        return self.total_s + self.others_s + self.pause_s
 
     @property
     def recent_s(self) -> float:
@@ -63,8 +66,9 @@ def stays(demand: Demand, decode: WorkerFacts, prompt: PromptCost) -> Option:
     answer_s = decode_s(demand, decode)
     waits_s = max(0.0, room_s(demand, decode) - prompt.queue_s - prompt.ahead_s)
     others_s = delay_s(decode, prompt) if decode.role is Role.DECODE else 0.0
-    total_s = prompt.total_s + waits_s + answer_s
-    return Option(None, decode, prompt, 0.0, waits_s, answer_s, prompt.work, total_s, others_s)
+    begins_s = prompt.total_s + waits_s
+    pause_s = begins_s if demand.begun else 0.0
+    return Option(None, decode, prompt, 0.0, waits_s, answer_s, prompt.work, begins_s + answer_s, others_s, pause_s)
 
 
 def moved(demand: Demand, decode: WorkerFacts, place: PromptPlace, answer_s: float) -> Option:
@@ -74,8 +78,11 @@ def moved(demand: Demand, decode: WorkerFacts, place: PromptPlace, answer_s: flo
     handoff_s = handed_s(demand, place.worker, decode)
     moved_s = place.cost.total_s + handoff_s
     waits_s = max(0.0, room_s(demand, decode) - moved_s)
-    total_s = moved_s + waits_s + answer_s
-    return Option(place.worker, decode, place.cost, handoff_s, waits_s, answer_s, work, total_s)
+    begins_s = moved_s + waits_s
+    pause_s = begins_s if demand.begun else 0.0
+    return Option(
+        place.worker, decode, place.cost, handoff_s, waits_s, answer_s, work, begins_s + answer_s, pause_s=pause_s
+    )
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):

@@ -143,6 +143,7 @@ class Planner:
             closed=closed,
             first_token_s=inf if ask.begun else ask.first_token_s,
             token_s=inf if ask.begun else ask.token_s,
+            begun=ask.begun,
         )
         holdings = self._holdings(ask.block_keys, asked.prompt_tokens, anyone.member.spec.block_size)
 

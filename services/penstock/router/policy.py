@@ -14,6 +14,9 @@ has: what they lose counts too, so it takes what is so short, or would wait so l
 Where either of the two has no store, a hand-off moves nothing, and the decode worker would compute the prompt again: it
 computes it alone.
 
+Of an answer that had begun, and lost its worker or its gateway, the wait for the next token counts twice: what has the
+KV of it goes before what would decode the rest a little faster.
+
 Uncached tokens count, not the prompt's length, and the queue counts as much as the cache: a rule that follows the
 longest prefix alone sends every request with a common system prompt to one worker. What is in a worker's own pages
 costs nothing, what it is about to compute for others only the wait in its queue. Nearly equal costs are decided by

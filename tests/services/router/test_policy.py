@@ -319,6 +319,19 @@ def test_pages_cost_nothing_and_what_is_awaited_only_its_queue() -> None:
     assert deep.sources == {"worker": 1800, "store": 0, "awaited": 199, "remote": 0, "computed": 1}
 
 
+def test_an_answer_that_had_begun_goes_on_where_its_kv_is() -> None:
+    """A second of pause is worth two of an answer that nobody has read yet."""
+    ask = Demand(10_000, 100)
+    slower = worker("slower", resident_tokens=10_000, step=step(0.05))
+    assert names([slower, worker("quicker")], ask) == {"quicker": 200}
+    begun = replace(ask, begun=True)
+    assert names([slower, worker("quicker")], begun) == {"slower": 200}
+    assert names([but(slower, step=step(0.08)), worker("quicker")], begun) == {"quicker": 200}
+    elsewhere = decision([worker("p", Role.PREFILL, resident_tokens=10_000), DECODE], begun).chosen
+    assert elsewhere.pause_s == pytest.approx(elsewhere.first_token_s + elsewhere.handoff_s)
+    assert elsewhere.cost_s == pytest.approx(elsewhere.total_s + elsewhere.pause_s)
+
+
 def test_a_hand_off_moves_what_is_not_in_pages() -> None:
     decoders = [but(DECODE, id=name, handoff=HandoffCost(0.01, 1e-3)) for name in "xyz"]
     decoders[1] = but(decoders[1], resident_tokens=1500)

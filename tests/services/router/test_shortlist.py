@@ -95,6 +95,7 @@ class World:
             session=self.draw.choice("abcdefgh"),
             block_keys=prompt[:cut],
             avoid=frozenset(failed),
+            output_tokens=self.draw.choice((0, 0, 7)),
         )
 
 
@@ -107,10 +108,11 @@ def least_s(demand: Demand, workers: list[WorkerFacts]) -> float:
     found = []
     for decode in (one for one in decoders if one.state.most_tokens > demand.prompt_tokens):
         here, room = prompt_cost(demand, decode), room_s(demand, decode)
-        moved = [max(room, prompt_cost(demand, one).total_s + handed_s(demand, one, decode)) for one in able]
+        twice = 2 if demand.begun else 1
+        moved = [twice * max(room, prompt_cost(demand, one).total_s + handed_s(demand, one, decode)) for one in able]
         delayed = max(1, decode.state.sequences) if decode.state.sequences < decode.state.max_running else 0
         delayed = (delayed or decode.state.max_running) * (decode.role is Role.DECODE)
-        moved.append(here.total_s + max(0.0, room - here.queue_s) + delayed * here.compute_s)
+        moved.append(twice * (here.total_s + max(0.0, room - here.queue_s)) + delayed * here.compute_s)
         if decode.role is Role.BOTH or decode.state.store_away:
             moved = moved[-1:]
         found.append(min(moved) + decode_s(demand, decode))

@@ -41,7 +41,6 @@ _LOOKED_UP, _DRAFTED_FOR = 1 << 16, 1 << 13
 """Tokens of texts that a worker looks up drafts in, and those whose KV the draft service has room for. What is bounded
 shall be full early: what grows later is a leak."""
 _DISK_BYTES = 64 << 20
-_HOST_BYTES = 64 << 20
 _MOST_LINES = 60
 _LONGEST = 2000
 _DEFECTS = ("Task was destroyed", "never retrieved", "background task failed")
@@ -186,7 +185,7 @@ def _mesh_options(options: SoakOptions, directory: Path) -> MeshOptions:
         decode=options.decode,
         routers=2,
         gateways=2,
-        kv_host_bytes=_HOST_BYTES,
+        kv_host_bytes=options.store_bytes,
         kv_nvme_dir=blocks_of(directory),
         kv_nvme_bytes=_DISK_BYTES,
         batch_store=str(directory / "batches"),

@@ -33,14 +33,16 @@ class SoakOptions:
     """After which the supervisor kills a service that answers nothing."""
     first_patience_s: float = 6.0
     """After which a client that has heard nothing of a stream asks another gateway."""
-    patience_s: float = 2.5
-    """Likewise of a stream that has begun, which gets a comment in each second."""
+    patience_s: float = 1.5
+    """Likewise of a stream that has begun, which gets a comment in each half second."""
     whole_patience_s: float = 20.0
     """Likewise of an answer that comes in one piece."""
     deadline_s: float = 120.0
     """After which a request without its whole answer is lost."""
     settle_s: float = 30.0
     """What is not given back so long after the last request is leaked."""
+    store_bytes: int = 64 << 20
+    """Of the store's memory. What is bounded shall be full early: what grows later is a leak."""
     batch_lines: int = 2000
     """Lines of a batch that runs in the background, at least 1."""
 

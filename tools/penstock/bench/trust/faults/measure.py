@@ -20,9 +20,10 @@ from penstock.bench.soak.mesh import blocks_of, soak_mesh
 from penstock.bench.soak.options import SoakOptions
 from penstock.bench.trust.faults.acts import ACTS, Act, acts_of
 from penstock.bench.trust.faults.scene import FaultScene, Strike
+from penstock.cli.mesh import MeshOptions
 from penstock.testing.wires import MeshWires
 
-OPTIONS = SoakOptions(clients=16, prefill=2, decode=2)
+OPTIONS = SoakOptions(clients=16, prefill=2, decode=2, store_bytes=MeshOptions.kv_host_bytes)
 _QUICK: Sequence[Act] = ("kill", "cut")
 
 
