@@ -330,8 +330,10 @@ def trust(options: Options = None, *, part: list[str] | None = None) -> None:
     import uvloop
 
     from penstock.bench.trust.measure import measure
+    from penstock.runtime.telemetry import telemetry
 
-    _run(lambda quick: measure(quick, part or ()), options, uvloop.new_event_loop)
+    with telemetry("bench", "error"):
+        _run(lambda quick: measure(quick, part or ()), options, uvloop.new_event_loop)
 
 
 @app.command

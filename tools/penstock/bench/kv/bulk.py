@@ -12,7 +12,9 @@ from penstock.bench.kv.processes import store_process
 from penstock.kv.client.client import Origin, StoreClient
 
 _OURS = Origin(seal=b"s" * 32)
-_WARM_UP = 3
+_ROUNDS = 6
+"""That a store has room for: a client may reserve a quarter of it at one time, and small blocks are many."""
+_WARM_UP = _ROUNDS + 1
 """Rounds until every slot has been used: the first touch of a page costs ten copies, once in a store's life."""
 
 
@@ -63,9 +65,9 @@ class Bulk:
 
 @asynccontextmanager
 async def open_bulk(size: int, block_bytes: int, *, seals: bool = False) -> AsyncIterator[Bulk]:
-    """A store with room for two rounds and a half, so that slots are used again. Clients seal its blocks if `seals`."""
+    """A store with room for a few rounds, so that slots are used again. Clients seal its blocks if `seals`."""
     async with (
-        store_process(size * 5 // 2 + (1 << 20)) as (_, address),
+        store_process(size * _ROUNDS + (1 << 20)) as (_, address),
         client_of(address, block_bytes, seals=seals) as near,
         client_of(address, block_bytes, "another-host", seals=seals) as far,
     ):

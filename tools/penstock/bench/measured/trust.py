@@ -39,9 +39,10 @@ _FAULTS = (
 )
 _MATRIX = """Each kind of service gets each fault, in a mesh of two gateways, routers, prefill and decode workers, a
 store with a disk, a draft service and Redis: while nothing runs, and while requests wait, are computed, are handed
-over, are decoded, and are decoded with a schema. Clients ask another gateway where theirs is silent for six seconds;
-those of one that stands still, or is cut off, wait for that, or until it is back or killed. Each answer is compared
-with that of the same request when nothing is wrong."""
+over, are decoded, and are decoded with a schema. The store has the memory that `penstock up` gives it. Clients ask
+another gateway where theirs is silent for a second and a half once their stream has begun, or else for six seconds, so
+those of a gateway that stands still, or is cut off, wait for that first. Each answer is compared with that of the same
+request when nothing is wrong."""
 _SEALING = """[Sealed](design/identity.md#blocks-are-sealed) blocks, 256 MiB of them, put into a store's shared memory
 and got from there, beside memcpy between two processes' mappings and beside plain blocks."""
 
@@ -50,7 +51,7 @@ def section(now: Results, earlier: Results | None = None) -> str:
     """In Markdown; of the figures that the run has."""
     other = "" if earlier is None else f" The earlier run: {earlier.machine}."
     sealed = [line for line in _SEALED if now.has(line.id)]
-    sealing = f"\n{_SEALING}\n\n{figures(sealed, now, earlier)}\n" if sealed else ""
+    sealing = f"\n{_SEALING}\n\n{figures(sealed, now, earlier)}\n{now.elsewhere('sealed_')}" if sealed else ""
     struck = [line for line in _FAULTS if now.has(line.id)]
     matrix = f"\n{_MATRIX}\n\n{figures(struck, now, earlier)}\n{now.elsewhere('fault_')}" if struck else ""
     return f"""## Trust
