@@ -505,6 +505,18 @@ async def test_what_decode_sent_before_it_was_lost_is_kept() -> None:
     assert bench.accepted == [0, 1, 2, 3]
 
 
+async def test_an_answer_that_is_recalled_goes_on_behind_it() -> None:
+    def rest(chosen: Assignment, output: Sequence[int]) -> Sequence[Step]:
+        assert output == (100, 101, 102)
+        return [decoded(3, finish="stop", use=use(3, host=20))]
+
+    bench = Bench(Plans([ALONE]), Workers([rest]))
+    bench.flow.recall([100, 101, 102], interrupted=True)
+    assert await bench.flow.run() == "stop"
+    assert bench.accepted == [3] and bench.plans.asked == [(3, [])]
+    assert (bench.flow.account.recalled, bench.flow.account.defects) == (3, 0)
+
+
 def test_the_flow_knows_neither_messages_nor_grpc() -> None:
     code = (
         "import sys, penstock.gateway.completing.flow\n"
