@@ -40,8 +40,13 @@ class Option(NamedTuple):
     """Until the end of the answer."""
     others_s: float = 0.0
     """What others lose by it."""
-    pause_s: float = 0.0
-    """Until an answer that had begun goes on."""
+    begun: bool = False
+    """A part of the answer exists."""
+
+    @property
+    def pause_s(self) -> float:
+        """Seconds until an answer that had begun goes on; 0 of one that had not."""
+        return self.total_s - self.answer_s if self.begun else 0.0
 
     @property
     def cost_s(self) -> float:
@@ -66,9 +71,8 @@ def stays(demand: Demand, decode: WorkerFacts, prompt: PromptCost) -> Option:
     answer_s = decode_s(demand, decode)
     waits_s = max(0.0, room_s(demand, decode) - prompt.queue_s - prompt.ahead_s)
     others_s = delay_s(decode, prompt) if decode.role is Role.DECODE else 0.0
-    begins_s = prompt.total_s + waits_s
-    pause_s = begins_s if demand.begun else 0.0
-    return Option(None, decode, prompt, 0.0, waits_s, answer_s, prompt.work, begins_s + answer_s, others_s, pause_s)
+    total_s = prompt.total_s + waits_s + answer_s
+    return Option(None, decode, prompt, 0.0, waits_s, answer_s, prompt.work, total_s, others_s, demand.begun)
 
 
 def moved(demand: Demand, decode: WorkerFacts, place: PromptPlace, answer_s: float) -> Option:
@@ -78,11 +82,8 @@ def moved(demand: Demand, decode: WorkerFacts, place: PromptPlace, answer_s: flo
     handoff_s = handed_s(demand, place.worker, decode)
     moved_s = place.cost.total_s + handoff_s
     waits_s = max(0.0, room_s(demand, decode) - moved_s)
-    begins_s = moved_s + waits_s
-    pause_s = begins_s if demand.begun else 0.0
-    return Option(
-        place.worker, decode, place.cost, handoff_s, waits_s, answer_s, work, begins_s + answer_s, pause_s=pause_s
-    )
+    total_s = moved_s + waits_s + answer_s
+    return Option(place.worker, decode, place.cost, handoff_s, waits_s, answer_s, work, total_s, begun=demand.begun)
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):

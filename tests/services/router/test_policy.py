@@ -320,7 +320,7 @@ def test_pages_cost_nothing_and_what_is_awaited_only_its_queue() -> None:
 
 
 def test_an_answer_that_had_begun_goes_on_where_its_kv_is() -> None:
-    """A second of pause is worth two of an answer that nobody has read yet."""
+    """A second until its next token counts as much as two of what comes after it."""
     ask = Demand(10_000, 100)
     slower = worker("slower", resident_tokens=10_000, step=step(0.05))
     assert names([slower, worker("quicker")], ask) == {"quicker": 200}
