@@ -9,6 +9,7 @@ import pytest
 
 from penstock.bench.kv import files
 from penstock.bench.kv.blocks import ROOT, names, puts
+from penstock.bench.kv.bulk import open_bulk
 from penstock.bench.kv.calls import Callers
 from penstock.bench.kv.files import PlainFile
 from penstock.bench.kv.memory import CUT_BYTES, Region, copy_all
@@ -66,3 +67,13 @@ async def test_a_plain_file_is_read_whole(tmp_path: Path, monkeypatch: pytest.Mo
         assert (tmp_path / "file").stat().st_size == size
     finally:
         file.close()
+
+
+@pytest.mark.parametrize("seals", [False, True])
+async def test_all_blocks_of_a_round_are_stored_and_come_back(seals):
+    """Small ones too, of which a round has more than a client may reserve in a small store; round after round."""
+    async with open_bulk(16 << 20, 4 << 10, seals=seals) as bulk:
+        for number in range(2):
+            assert await bulk.put(number) > 0
+            assert await bulk.get(number) > 0
+            assert await bulk.get_remote(number) > 0

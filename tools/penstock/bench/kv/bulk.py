@@ -13,7 +13,8 @@ from penstock.kv.client.client import Origin, StoreClient
 
 _OURS = Origin(seal=b"s" * 32)
 _ROUNDS = 6
-"""That a store has room for: a client may reserve a quarter of it at one time, and small blocks are many."""
+"""A store has room for the blocks of so many rounds. A client may reserve a quarter of it at one time, and reserves
+small blocks of a whole round."""
 _WARM_UP = _ROUNDS + 1
 """Rounds until every slot has been used: the first touch of a page costs ten copies, once in a store's life."""
 
