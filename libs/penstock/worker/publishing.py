@@ -145,8 +145,8 @@ class BlockPublisher:
         return taken
 
     async def _store_all(self, taken: dict[Origin, list[_Batch]]) -> None:
-        """Stores those of each origin in one call, beside the others': a call takes much longer than a block of it, and
-        what is computed must not wait for the store one by one, or a worker that dies takes it along."""
+        """Stores the blocks of each origin in one call, beside those of other origins. One block for each call, a
+        loaded worker would fall behind, and would take the blocks that wait along when it dies."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 for batches in taken.values():
@@ -155,7 +155,7 @@ class BlockPublisher:
             self._end(itertools.chain.from_iterable(taken.values()), 0)  # those whose task never began
 
     async def _store_some(self, batches: Sequence[_Batch]) -> None:
-        """Stores batches of one origin; with the call goes the context of the first."""
+        """Stores batches of one origin. The call is made in the context of the first one's request."""
         first = batches[0]
         try:
             sound = await self._sound(batches)
@@ -176,7 +176,8 @@ class BlockPublisher:
             self._end(batches, 0)
 
     def _end(self, batches: Iterable[_Batch], stored: int) -> None:
-        """Releases pages of batches that are not over, and tells how many of the leading blocks are stored."""
+        """Ends each batch that has not ended: releases its pages, and tells how many of its leading blocks are
+        stored."""
         for batch in batches:
             if not batch.over:
                 batch.over = True

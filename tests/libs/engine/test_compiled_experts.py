@@ -99,8 +99,8 @@ def sequences(*lengths: int) -> list[Run]:
 
 @pytest.fixture(scope="module", params=instruction_sets())
 def machine(request) -> Machine:
-    """Torch never takes its products of many rows: where it has instructions that this set lacks it would, and round
-    them."""
+    """Kernels compute all of its products. Torch would take those of many rows where it has instructions that this set
+    lacks, and would round the rows."""
     made = Machine(2, request.param)
     vars(made)["torch_multiplies_bfloat16"] = False
     return made

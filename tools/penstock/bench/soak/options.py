@@ -42,7 +42,7 @@ class SoakOptions:
     settle_s: float = 30.0
     """What is not given back so long after the last request is leaked."""
     store_bytes: int = 64 << 20
-    """Of the store's memory. What is bounded shall be full early: what grows later is a leak."""
+    """Of the store's memory, which shall be full early: what grows later is a leak."""
     batch_lines: int = 2000
     """Lines of a batch that runs in the background, at least 1."""
 
