@@ -488,7 +488,9 @@ class Reservation(_message.Message):
         STATE_EXISTS: Reservation._State.ValueType  # 2
         """already stored, or being stored by somebody else"""
         STATE_FULL: Reservation._State.ValueType  # 3
-        """no room without evicting leased blocks"""
+        """No room: it would take leased blocks, the block's own ancestors, or more than a client's part. Or its parent has
+        none.
+        """
 
     class State(_State, metaclass=_StateEnumTypeWrapper): ...
     STATE_UNSPECIFIED: Reservation.State.ValueType  # 0
@@ -497,7 +499,9 @@ class Reservation(_message.Message):
     STATE_EXISTS: Reservation.State.ValueType  # 2
     """already stored, or being stored by somebody else"""
     STATE_FULL: Reservation.State.ValueType  # 3
-    """no room without evicting leased blocks"""
+    """No room: it would take leased blocks, the block's own ancestors, or more than a client's part. Or its parent has
+    none.
+    """
 
     STATE_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int

@@ -106,8 +106,11 @@ class NaiveStore:
         if cool:
             self.cooling.append(now + self.cooling_s)
 
-    def reserve(self, attachment: str, want: Wanted, now: float, epoch: int, evicted: list[bytes]) -> ReserveState:
-        """`epoch` is what the store gave, `evicted` the keys that it removed and that are not accounted for yet."""
+    def reserve(
+        self, attachment: str, want: Wanted, now: float, epoch: int, evicted: list[bytes], *, without_room: set[bytes]
+    ) -> ReserveState:
+        """`epoch` is what the store gave, `evicted` the keys that it removed and that are not accounted for yet,
+        `without_room` those that the same call has left out, to which this adds."""
         stored = self.find(want.key, "stored")
         if stored is not None:
             stored.used = self.tick
@@ -115,9 +118,13 @@ class NaiveStore:
             return ReserveState.EXISTS
         if self.find(want.key, "reserved") is not None:
             return ReserveState.EXISTS
+        if want.parent in without_room:
+            without_room.add(want.key)
+            return ReserveState.FULL
         if self.full():
             candidates = self.evictable(want.parent)
             if not candidates:
+                without_room.add(want.key)
                 return ReserveState.FULL
             victim = next(one for one in candidates if one.key == evicted[0])
             free = [one for one in candidates if not self.promises.until(one.key, now)]

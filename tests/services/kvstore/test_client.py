@@ -27,9 +27,10 @@ from tests.services.kvstore.helpers import (
 
 from penstock.kv.bytes.arena import Arena
 from penstock.kv.bytes.copying import sum_and_copy
-from penstock.kv.client import writing
+from penstock.kv.client import link, writing
 from penstock.kv.client.client import BlockPut, StoreClient, StoreFault, open_store
 from penstock.kvstore.service import open_kvstore
+from penstock.kvstore.table import puts as puts_module
 
 BIG = (5 << 19) + 64
 """Two chunks and a half: copied in a thread, streamed in pieces."""
@@ -225,6 +226,22 @@ async def test_a_put_of_many_batches_stores_all_of_them(host: str, monkeypatch: 
     async with open_kvstore(settings(16)) as store, client_of(store.address, host=host) as client:
         assert await client.put(blocks) == 16, "as many as there is room for"
         assert await client.lookup(keys(20)) == 16
+
+
+@both_ways
+async def test_a_put_larger_than_what_a_client_may_reserve_stores_all_of_it(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reserves while earlier batches are not committed yet; what has no room for that waits for them."""
+    monkeypatch.setattr(writing, "MAX_BATCH", 40)
+    monkeypatch.setattr(link, "_INLINE_BYTES", 0)  # the next batch is reserved meanwhile
+    monkeypatch.setattr(puts_module, "_ANY", 1)
+    async with open_kvstore(settings(200)) as store, client_of(store.address, host=host) as client:
+        assert await client.put(puts(100)) == 100
+        assert await client.lookup(keys(100)) == 100
+        assert await client.put([*puts(100), *puts(60, "b")]) == 60, "those that are there take no room"
+        assert await client.lookup(keys(60, "b")) == 60
+        assert (store.stats().reserved, store.stats().refused_commits) == (0, 0)
 
 
 @both_ways

@@ -125,10 +125,11 @@ class StoreMachine(RuleBasedStateMachine):
             return []
         self._begin()
         answers = self.store.puts.reserve(attachment, [TREE[number] for number in numbers], self.now)
-        evicted = list(self.owners.evicted)
+        evicted, without_room = list(self.owners.evicted), set[bytes]()
         for number, answer in zip(numbers, answers, strict=True):
             epoch = answer.block.epoch if answer.block else 0
-            assert self.naive.reserve(attachment, TREE[number], self.now, epoch, evicted) is answer.state
+            state = self.naive.reserve(attachment, TREE[number], self.now, epoch, evicted, without_room=without_room)
+            assert state is answer.state
         assert not evicted, "evicted without need"
         return [(attachment, one.block.key, one.block.epoch) for one in answers if one.block is not None]
 

@@ -41,6 +41,21 @@ def test_a_reservation_is_found_in_its_time_alone() -> None:
     assert table.puts.find("s", A, block.epoch, 10.0) is None
 
 
+def test_what_has_no_room_for_its_parent_pushes_nothing_out() -> None:
+    """A chain fills the table and grows by three: the second would follow a block that is not there, and may not take
+    the place of the first one's parent."""
+    chain = [Wanted(key, parent, 0) for key, parent in zip(keys(7), [bytes(32), *keys(6)], strict=True)]
+    table = BlockTable(4, 64, Nobody())
+    table.attach("s", "test")
+    blocks = [one.block for one in table.puts.reserve("s", chain[:4], 0.0)]
+    assert all(table.puts.commit("s", [Written(one.key, one.epoch, b"c" * 16) for one in blocks if one], 0.0))
+    answers = table.puts.reserve("s", chain, 1.0)
+    assert [one.state for one in answers] == [ReserveState.EXISTS] * 4 + [ReserveState.FULL] * 3
+    assert table.stats().blocks == 4
+    answers = table.puts.reserve("s", [*chain[4:6], Wanted(b"o" * 32, bytes(32), 0)], 2.0)
+    assert [one.state for one in answers] == [ReserveState.FULL] * 2 + [ReserveState.WRITE], "others may take it"
+
+
 def test_a_table_is_not_idle_while_victims_are_held() -> None:
     table = with_both()
     table.detach("s", 1.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -43,14 +44,16 @@ Mine = list[tuple[BlockPut, kvstore_pb2.Reservation]]
 class _Batch:
     """Blocks that are reserved, and not yet committed."""
 
-    keys: list[bytes]
+    blocks: Sequence[BlockPut]
     rooms: Sequence[kvstore_pb2.Reservation]
+    """One for each block."""
     mine: Mine
 
     @property
-    def full(self) -> bool:
-        """There was no room for all: later blocks would lack their parents."""
-        return any(room.state == kvstore_pb2.Reservation.STATE_FULL for room in self.rooms)
+    def left_out(self) -> Sequence[BlockPut]:
+        """Blocks from the first on that got no room: those behind it would lack their parent."""
+        full = (index for index, room in enumerate(self.rooms) if room.state == kvstore_pb2.Reservation.STATE_FULL)
+        return self.blocks[next(full, len(self.blocks)) :]
 
 
 class Writing:
@@ -62,6 +65,9 @@ class Writing:
 
     async def put(self, blocks: Sequence[BlockPut], origin: Origin) -> int:
         """Stores blocks in batches: one is written while the next is reserved and the one before is committed.
+
+        A client may reserve only a part of the store: blocks without room are tried again once those before them are
+        committed.
 
         Returns how many were stored. When it fails or is cancelled it gives back what it reserved and did not commit.
         Raises ValueError for a block that does not have the spec's size, StoreFault when the store can't help.
@@ -92,7 +98,7 @@ class Writing:
 
     def _give_back(self, attachment: AttachStream, unfinished: list[_Batch]) -> None:
         for batch in unfinished:
-            self._loans.end_reservations(attachment, batch.keys, batch.rooms)
+            self._loans.end_reservations(attachment, [block.key for block in batch.blocks], batch.rooms)
 
     async def _pipeline(
         self,
@@ -104,21 +110,28 @@ class Writing:
         tasks: asyncio.TaskGroup,
         unfinished: list[_Batch],
     ) -> int:
-        """While one batch is written, the next is reserved and the one before is committed."""
-        rest = iter(batches)
-        reserving = tasks.create_task(self._reserve(attachment, next(rest), origin, unfinished))
+        """While one batch is written, the next is reserved and the one before is committed. Behind a batch that did not
+        get all of its room, the rest waits for the commits; where none was waited for, there is no room."""
+        rest = deque(batches)
+        reserving: asyncio.Task[_Batch] | None = None
         committing: asyncio.Task[int] | None = None
-        stored, more = 0, True
-        while more:
+        stored = 0
+        while rest or reserving is not None:
             async with self._link.limit(attachment):
-                batch = await reserving
-                upcoming = None if batch.full else next(rest, None)
-                more = upcoming is not None
-                if upcoming is not None:
-                    reserving = tasks.create_task(self._reserve(attachment, upcoming, origin, unfinished))
+                batch = await (reserving or self._reserve(attachment, rest.popleft(), origin, unfinished))
+                left_out, reserving = batch.left_out, None
+                if rest and not left_out:
+                    reserving = tasks.create_task(self._reserve(attachment, rest.popleft(), origin, unfinished))
                 commit = await self._fill(attachment, batch.mine, seal)
+                waited = committing is not None or bool(batch.mine)
                 stored += await committing if committing is not None else 0
                 committing = tasks.create_task(self._commit(attachment, batch, commit, unfinished))
+                if left_out:
+                    stored += await committing
+                    committing = None
+                    if not waited:
+                        break
+                    rest.appendleft(left_out)
         async with self._link.limit(attachment):
             return stored + (await committing if committing is not None else 0)
 
@@ -152,7 +165,7 @@ class Writing:
             for block, room in zip(blocks, response.blocks, strict=True)
             if room.state == kvstore_pb2.Reservation.STATE_WRITE
         ]
-        batch = _Batch(keys, response.blocks, mine)
+        batch = _Batch(blocks, response.blocks, mine)
         unfinished.append(batch)
         return batch
 

@@ -53,7 +53,8 @@ class Puts:
     # -- for clients
 
     def reserve(self, attachment_id: str, wanted: Sequence[Wanted], now: float) -> list[Reserved]:
-        """A state for each block: WRITE when it is neither stored nor being stored, to be committed in `reserve_s`.
+        """A state for each block: WRITE when it is neither stored nor being stored, to be committed in `reserve_s`;
+        FULL when there is no room for it, or for its parent: what can't be reached pushes nothing out.
 
         Raises InvalidRequest, before anything is reserved, when a block would follow itself.
         """
@@ -63,7 +64,12 @@ class Puts:
         if wrong is not None:
             raise InvalidRequest("the block would be its own ancestor", field=f"blocks[{wrong}].parent")
         self._shelf.tick += 1
-        answers = [self._reserve(attachment, want, now) for want in wanted]
+        answers: list[Reserved] = []
+        left_out: set[bytes] = set()
+        for want in wanted:
+            answers.append(self._reserve(attachment, want, now, follows=want.parent not in left_out))
+            if answers[-1].state is ReserveState.FULL:
+                left_out.add(want.key)
         mine = [answer.block for answer in answers if answer.block is not None]
         if mine:
             self._ends.add(now + self.reserve_s, mine)
@@ -112,7 +118,8 @@ class Puts:
         block = self._shelf.find(key) or self._reserved.get(key)
         return block.parent if block is not None else None
 
-    def _reserve(self, attachment: Attachment, want: Wanted, now: float) -> Reserved:
+    def _reserve(self, attachment: Attachment, want: Wanted, now: float, *, follows: bool = True) -> Reserved:
+        """`follows`: its parent is not one of those that found no room."""
         stored = self._shelf.find(want.key)
         if stored is not None:
             self._shelf.use(stored, want.session, now)
@@ -120,7 +127,7 @@ class Puts:
             return Reserved(ReserveState.EXISTS)
         if want.key in self._reserved:
             return Reserved(ReserveState.EXISTS)
-        if attachment is not self._house and len(attachment.reserved) >= self._most_reserved:
+        if not follows or (attachment is not self._house and len(attachment.reserved) >= self._most_reserved):
             return Reserved(ReserveState.FULL)
         self._shelf.add_child(want.parent)
         place = self._shelf.take_slot()
