@@ -68,7 +68,8 @@ def test_the_worst_of_all_faults_counts() -> None:
         "pause_s_cut": 4.0,
     }
     assert "3 of 4 requests" in found["fault_cells"].against
-    assert found["fault_pause_s_cut"].against == "worst: decode, decoding"
+    assert found["fault_pause_s_cut"].against == "worst: cut decode, decoding"
+    assert found["fault_overdue_s"].against == "worst: cut decode"
     assert found["fault_tokens_wrong"].met is found["fault_overdue_s"].met is found["fault_pause_s_cut"].met is False
     assert [*map(told, strikes)] == [
         [],

@@ -19,7 +19,7 @@ from penstock.bench.soak.leaks import settled
 from penstock.bench.soak.mesh import blocks_of, soak_mesh
 from penstock.bench.soak.options import SoakOptions
 from penstock.bench.trust.faults.acts import ACTS, Act, acts_of
-from penstock.bench.trust.faults.scene import FaultScene, Strike
+from penstock.bench.trust.faults.scene import FaultCell, FaultScene, Strike
 from penstock.cli.mesh import MeshOptions
 from penstock.testing.wires import MeshWires
 
@@ -86,21 +86,29 @@ def figures(strikes: Sequence[Strike], leaks: int) -> list[Figure]:
     cells = [cell for strike in strikes for cell in strike.cells]
     reached = sum(cell.reached for cell in cells)
     kinds = len({(kind_of(cell.service), cell.act, cell.phase) for cell in cells})
+    latest = max(strikes, key=lambda one: one.overdue_s)
     about = f"{kinds} of service, fault and phase; {reached} of {len(cells)} requests were in their phase"
     found = [
         figure("fault_cells", [kinds], "", about),
         figure("fault_streams_lost", [sum(bool(cell.lost) for cell in cells)], "", "", 0, lower_is_better=True),
         figure("fault_tokens_wrong", [sum(cell.wrong for cell in cells)], "", "", 0, lower_is_better=True),
         figure("fault_leaks", [leaks], "", "at rest afterwards", 0, lower_is_better=True),
-        figure("fault_overdue_s", [max(one.overdue_s for one in strikes)], "s", "worst", 1, lower_is_better=True),
+        figure("fault_overdue_s", [latest.overdue_s], "s", f"worst: {_of(latest.cells[0])}", 1, lower_is_better=True),
         figure("fault_back_s", [max(one.back_s for one in strikes)], "s", "worst", 5, lower_is_better=True),
     ]
     for act in ACTS:
         worst = max((cell for cell in cells if cell.act == act), key=lambda cell: cell.pause_s, default=None)
         if worst is not None:
-            where = f"worst: {kind_of(worst.service)}, {worst.phase}"
-            found.append(figure(pause_id(act), [worst.pause_s], "s", where, 3, lower_is_better=True))
+            found.append(
+                figure(
+                    pause_id(act), [worst.pause_s], "s", f"worst: {_of(worst)}, {worst.phase}", 3, lower_is_better=True
+                )
+            )
     return found
+
+
+def _of(cell: FaultCell) -> str:
+    return f"{cell.act} {kind_of(cell.service)}"
 
 
 def pause_id(act: Act) -> str:
