@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import grpc
 import openai
 import pytest
 
@@ -15,6 +16,7 @@ from penstock.gateway.completing.prompts import Naming, prepare, without_links
 from penstock.gateway.request.ask import Conversation, Keep
 from penstock.testing.mesh import MeshSetup
 from penstock.testing.seeing import picture_url, write_seeing, write_seeing_whole
+from penstock.v1 import gateway_pb2, gateway_pb2_grpc
 
 from .support import fail_once
 
@@ -275,6 +277,30 @@ async def test_results_of_tools_have_pictures(mesh, http):
     told = {"model": "tiny", "input": items, "max_output_tokens": 16, "store": False}
     response = (await http.post(f"{mesh.url}/v1/responses", json=told)).json()
     assert response["usage"]["input_tokens"] == tokens
+
+
+async def test_they_are_shown_by_grpc_too(client, mesh):
+    given = ("by grpc ", ONE, "and ", WIDE)
+    shown = [{"image_url": part} if part.startswith("data:") else {"text": part} for part in given]
+    body = gateway_pb2.ChatCompletionRequest(
+        model="tiny",
+        messages=[gateway_pb2.ChatMessage(role="user", parts=shown)],
+        max_completion_tokens=8,
+        temperature=0,
+        ignore_eos=True,
+    )
+    answer = await client.chat.completions.create(
+        model="tiny",
+        messages=[{"role": "user", "content": parts(*given)}],
+        max_tokens=8,
+        temperature=0,
+        extra_body={"ignore_eos": True},
+    )
+    text, tokens = "", 0
+    async with grpc.aio.insecure_channel(mesh.gateway.grpc_address) as channel:
+        async for chunk in gateway_pb2_grpc.GatewayStub(channel).ChatCompletion(body):
+            text, tokens = text + chunk.content, tokens or chunk.usage.prompt_tokens
+    assert (text, tokens) == (answer.choices[0].message.content, answer.usage.prompt_tokens)
 
 
 async def test_who_shows_no_pictures_is_refused_by_name(http, mesh):

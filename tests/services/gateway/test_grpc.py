@@ -23,6 +23,14 @@ SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 CALLED = gateway_pb2.ChatMessage(role="assistant", tool_calls=[gateway_pb2.FunctionCall(id="1", name="f")])
 
 
+PICTURE = "data:image/png;base64,AAAA"
+"""The model of these tests sees none."""
+
+
+def told(role="user", **fields) -> gateway_pb2.ChatMessage:
+    return gateway_pb2.ChatMessage(role=role, **fields)
+
+
 @pytest.fixture
 async def stub(setup):
     async with grpc.aio.insecure_channel(setup.gateway.grpc_address) as channel:
@@ -117,6 +125,13 @@ async def test_several_turns(setup, stub):
     assert '<tool_call>\n{"name": "f", "arguments": {"a":1}}\n</tool_call>' in text
 
 
+async def test_parts_of_a_message_are_its_text(setup, stub):
+    for fields in ({"content": "one two"}, {"parts": [{"text": "one "}, {"text": "two"}]}):
+        await collect(stub.ChatCompletion(request(messages=[told(**fields)])))
+    first, second = (list(one.prompt_ids) for one in setup.mesh.prefills[0].requests[-2:])
+    assert first == second
+
+
 LONG = "the quick brown fox jumps over the lazy dog " * 400
 TURNS = [
     {"role": role, "content": f"{role} {at}: " + "the quick brown fox " * 10}
@@ -200,6 +215,10 @@ async def test_models(setup, stub):
             {"messages": [gateway_pb2.ChatMessage(role="tool")]},
             "messages[0].tool_call_id",
         ),
+        ({"messages": [told(content="a", parts=[{"text": "b"}])]}, "messages[0].parts"),
+        ({"messages": [told(parts=[{"text": "b"}, {}])]}, "messages[0].parts[1]"),
+        ({"messages": [told("system", parts=[{"image_url": PICTURE}])]}, "messages[0].parts[0].image_url"),
+        ({"messages": [told(parts=[{"text": "b"}, {"image_url": PICTURE}])]}, "messages[0].parts[1].image_url"),
         (
             {"tools": [gateway_pb2.FunctionTool(name="f", parameters="[")]},
             "tools[0].parameters",

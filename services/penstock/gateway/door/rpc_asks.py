@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.chat.messages import Call, Message, Rendering, Tool
+from penstock.chat.messages import Call, Message, PictureLink, Rendering, Tool
 from penstock.errors import InvalidRequest
 from penstock.gateway.api.extension import SessionBody, seconds
 from penstock.gateway.api.nodes import Nodes
@@ -191,13 +191,33 @@ def _message(message: gateway_pb2.ChatMessage, at: int, nodes: Nodes) -> Message
         raise InvalidRequest(f"{field}: is required for the role tool", field=field)
     for number, call in enumerate(message.tool_calls):
         nodes.add(call.arguments.encode(), f"messages[{at}].tool_calls[{number}].arguments")
+    parts = _parts(message, f"messages[{at}]")
     return Message(
         role="system" if message.role == "developer" else message.role,
-        content=message.content,
+        content="".join(part for part in parts if isinstance(part, str)) if parts else message.content,
         calls=tuple(Call(call.id, call.name, call.arguments) for call in message.tool_calls),
         call_id=message.tool_call_id,
         reasoning=message.reasoning_content,
+        parts=parts if any(isinstance(part, PictureLink) for part in parts) else (),
     )
+
+
+def _parts(message: gateway_pb2.ChatMessage, field: str) -> tuple[str | PictureLink, ...]:
+    if not message.parts:
+        return ()
+    check_count(f"{field}.parts", len(message.parts), bounds.MAX_MESSAGES)
+    if message.content:
+        raise InvalidRequest(f"{field}.parts: send either content or parts", field=f"{field}.parts")
+    found: list[str | PictureLink] = []
+    for at, part in enumerate(message.parts):
+        where, kind = f"{field}.parts[{at}]", part.WhichOneof("kind")
+        if kind is None:
+            raise InvalidRequest(f"{where}: must have text or image_url", field=where)
+        if kind == "image_url" and message.role not in ("user", "tool"):
+            what = "pictures are possible in messages of the user and of tools"
+            raise InvalidRequest(f"{where}.image_url: {what}", field=f"{where}.image_url")
+        found.append(part.text if kind == "text" else PictureLink(part.image_url, f"{where}.image_url"))
+    return tuple(found)
 
 
 def _tool(tool: gateway_pb2.FunctionTool, at: int, nodes: Nodes) -> Tool:
