@@ -62,6 +62,8 @@ from penstock.runtime.turns.baton import Baton
 _LOOK_S = 0.02
 """Between two looks whether other workers on the same cores leave them to sequences that yield."""
 _log = logging.getLogger(__name__)
+_SEEING_S, _LEAST_SEEING_S = 0.05, 0.005
+"""For how long pictures are computed at a time where no stream waits for its next step, and at least where one does."""
 _COPIERS = 4
 """Threads that copy loaded KV: more would not make memory faster."""
 
@@ -212,9 +214,7 @@ class Engine:
     @property
     def no_pictures(self) -> str:
         """Why requests can't show any; empty: they can."""
-        if self.checkpoint.pictures is None:
-            return self.checkpoint.no_pictures
-        return "they need tp 1 and pp 1" if max(self.config.tp, self.config.pp) > 1 else ""
+        return self.checkpoint.no_pictures if self.checkpoint.pictures is None else ""
 
     def _pictures(self, request: Request) -> PictureRows | None:
         """The rows of a request's pictures. Raises RequestRefused."""
@@ -410,8 +410,11 @@ class Engine:
                     continue
             if self._flights:
                 await self._finish_first()
+                await self._see()
                 continue
             self._hand_out()
+            if await self._see():
+                continue
             if not self._closing:
                 stalled = not await self._woken()
         while self._flights:
@@ -485,13 +488,37 @@ class Engine:
         self._hand_out()
         self._news = outlets
 
+    async def _see(self) -> bool:
+        """Has a part of the embeddings computed which a sequence lacks, for as long as a step of the streams takes;
+        whether there is such a sequence. No step waits for more of them, however large its picture is."""
+        live = None if self.shown is None else self._scheduler.seeing()
+        if live is None:
+            return False
+        streams = self._scheduler.crowd()[1]
+        seconds = max(_LEAST_SEEING_S, self._counters.decode_step_s) if streams else _SEEING_S
+        if not self._flights:
+            self._counters.begin()
+        try:
+            await self._lane.call(self._look, live, seconds)
+        except Exception as error:
+            _log.exception("the pictures of %s failed", live.owner)
+            if (outlet := self._outlets.get(live.id)) is not None:
+                self._fail(outlet, EngineError(f"a picture can't be computed: {error}"))
+        if not self._flights:
+            self._counters.end(time.monotonic())
+        return True
+
+    def _look(self, live: Live, seconds: float) -> None:
+        """In the lane."""
+        assert self.shown is not None and live.pictures is not None
+        self.shown.advance(live.pictures, live.computed, seconds)
+
     def _expected_s(self, flight: Flight) -> float:
         """Of a step that is not alone in the lane; else the lane says it, when the step has its turn."""
         return self._predicted(flight.runs) if self.config.pp > 1 else 0.0
 
     def _predicted(self, runs: Sequence[Run]) -> float:
-        tile_s = 0.0 if self.shown is None else self.shown.tile_s
-        return self._counters.predict(runs, self.checkpoint.config.hidden_size, tile_s)
+        return self._counters.predict(runs, self.checkpoint.config.hidden_size)
 
     async def _computed(self, flight: Flight, runs: Sequence[Run]) -> Sequence[list[Chosen] | EngineError]:
         """The answers to some of its runs; what has begun is that of all."""

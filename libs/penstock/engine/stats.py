@@ -148,17 +148,13 @@ class Counters:
         """A step has ended `now`."""
         self.step_ended, self.step_began, self.expected_s = now, None, 0.0
 
-    def predict(self, runs: Sequence[Run], width: int, tile_s: float = 0.0) -> float:
-        """Seconds that a step of these runs should take in a model of that width; 0 before the like was measured. A
-        tile of a picture takes `tile_s`, if it is not there already; 0: unknown."""
+    def predict(self, runs: Sequence[Run], width: int) -> float:
+        """Seconds that a step of these runs should take in a model of that width; 0 before the like was measured."""
         prompts = [run for run in runs if run.known > 1]
         streams = len(runs) - len(prompts)
         if (prompts and not self.prefill_tokens_per_s) or (streams and not self.decode_step_s):
             return 0.0
-        tiles = sum(run.tiles for run in prompts if run.shows)
-        if tiles and not tile_s:
-            return 0.0
-        seconds = tiles * tile_s
+        seconds = 0.0
         if prompts:
             cost = PrefillCost.of_model(width, self.prefill_tokens_per_s)
             seconds += sum(cost.seconds(run.start, run.tokens) for run in prompts)

@@ -14,7 +14,9 @@ from tests.libs.engine.test_families import LATENT, SIZES, close
 
 from penstock.checkpoint import inspect
 from penstock.engine.engine import Engine
+from penstock.engine.pictures import weights
 from penstock.engine.pictures.padded_tower import PaddedTower
+from penstock.engine.pictures.tower import embeddings
 from penstock.testing.checkpoints import write_tokenizer
 
 IMAGE, SIDE, PATCH, HEADS = 240, 14, 7, 2
@@ -126,15 +128,19 @@ def prompt(*parts):
     return prompt_of(parts, lambda grid: [IMAGE] * (grid.rows * grid.columns))
 
 
+@pytest.mark.parametrize("parts", ["large", "small"])
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (2, 3), (5, 2)])
-def test_the_embeddings_of_a_picture(seeing, rows, columns):
+def test_the_embeddings_of_a_picture(seeing, rows, columns, parts, monkeypatch):
     """Of grids that are smaller and larger than that of the learned positions."""
+    if parts == "small":
+        monkeypatch.setattr(weights, "_ROWS", 3)
+        monkeypatch.setattr(weights, "_SCORES", 40)
     tower = PaddedTower(inspect(seeing.directory).pictures, torch.float32, torch.device("cpu"))
     picture = drawn(1, rows, columns)
     with torch.inference_mode():
         [wanted] = seeing.model.get_image_features(**seeing.shown([picture])).pooler_output
     assert wanted.shape == (rows * columns, SIZES["hidden_size"])
-    close(tower.embeddings(picture.pixels)[0], wanted, atol=1e-5)
+    close(embeddings(tower, picture.pixels)[0], wanted, atol=1e-5)
 
 
 @pytest.mark.parametrize("chunk", [5, 1000])

@@ -14,7 +14,9 @@ from tests.libs.engine.test_families import SIZES, close
 from penstock.checkpoint import inspect
 from penstock.engine.engine import Engine
 from penstock.engine.errors import RequestRefused
+from penstock.engine.pictures import weights
 from penstock.engine.pictures.patch_tower import PatchTower, windows_of
+from penstock.engine.pictures.tower import embeddings
 from penstock.engine.step.pictures import PictureRows
 from penstock.pictures.picture import ShownPicture
 from penstock.testing.checkpoints import write_tokenizer
@@ -93,16 +95,20 @@ def prompt(*parts):
     return prompt_of(parts, lambda grid: [IMAGE] * (grid.rows * grid.columns))
 
 
+@pytest.mark.parametrize("parts", ["large", "small"])
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (2, 2), (4, 6), (5, 3), (1, 7)])
-def test_the_embeddings_of_a_picture(seeing, rows, columns):
+def test_the_embeddings_of_a_picture(seeing, rows, columns, parts, monkeypatch):
     """Of whole windows, cut ones, and one cell."""
+    if parts == "small":
+        monkeypatch.setattr(weights, "_ROWS", 3)
+        monkeypatch.setattr(weights, "_SCORES", 40)
     tower = PatchTower(inspect(seeing.directory).pictures, torch.float32, torch.device("cpu"))
     picture = drawn(1, rows, columns)
     given = seeing.shown([picture])
     with torch.inference_mode():
         wanted = seeing.model.model.visual(given["pixel_values"], grid_thw=given["image_grid_thw"]).pooler_output
     assert wanted.shape == (rows * columns, SIZES["hidden_size"])
-    close(tower.embeddings(picture.pixels)[0], wanted, atol=1e-5)
+    close(embeddings(tower, picture.pixels)[0], wanted, atol=1e-5)
 
 
 @pytest.mark.parametrize(("rows", "columns", "side"), [(1, 1, 2), (4, 4, 2), (5, 7, 2), (3, 8, 4), (9, 9, 4)])

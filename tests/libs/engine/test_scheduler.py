@@ -32,10 +32,14 @@ class One:
     pages: list[int] = field(default_factory=list)
     next_key: bytes | None = None
     busy: bool = False
+    blind_from: int | None = None
 
     @property
     def place(self):
         return self.ticket
+
+    def visible(self, start):
+        return self.length if self.blind_from is None else max(start, self.blind_from)
 
 
 LIMITS = StepLimits(max_batch_tokens=32, max_running=4, block_size=8)
@@ -207,6 +211,20 @@ def test_loads_give_way_to_the_line_only_when_nothing_moves():
 def test_drafts_shrink_to_free_pages():
     made = plan(LIMITS, 0, [running(1, 14)], [], {1: 9})
     assert rows_of(made) == [(1, 1, 2, 0)]
+
+
+def test_a_prompt_is_computed_up_to_a_picture_that_is_not_ready():
+    """And those behind it, in the line too, need not wait for that."""
+    begun, head = running(1, 40, 30), One(2, 24, 24, blind_from=0)
+    begun.blind_from = 15
+    made = plan(LIMITS, 99, [begun], [head, One(3, 9, 9)], {})
+    assert rows_of(made) == [(1, 5, 0, 0), (3, 9, 0, 2)]
+    begun.blind_from = 10
+    assert rows_of(plan(LIMITS, 99, [begun], [], {})) == []
+    begun.blind_from = 9
+    assert rows_of(plan(LIMITS, 99, [begun], [], {}, copyable=lambda live: 4)) == []
+    begun.blind_from = None
+    assert rows_of(plan(LIMITS, 99, [begun], [], {})) == [(1, 30, 0, 0)]
 
 
 def test_a_block_is_computed_once():

@@ -22,6 +22,7 @@ from penstock.engine.forward.runner import CACHE, Runner
 from penstock.engine.kernels.cpu.forms import processor
 from penstock.engine.kernels.cpu.meeting import SharedGroup
 from penstock.engine.models.packed import SMALL_BYTES
+from penstock.engine.pictures.shown import ShownRows
 from penstock.engine.ranks.messages import PlainRows
 from penstock.engine.ranks.place import RankStep
 from penstock.engine.ranks.window import PageWindow
@@ -130,7 +131,7 @@ class _Probe:
     def __init__(self, checkpoint: Checkpoint, config: EngineConfig, number: int) -> None:
         model = checkpoint.config
         self.vocab_size = model.vocab_size
-        self.stages, self.alone = 1, True
+        self.stages, self.alone, self.leads = 1, True, False
         self.shared: SharedGroup | None = None
         pages = -(-(_CONTEXT + 1) // config.block_size)
         self.memory = PageMemory(model, _ROWS * pages, config.block_size, CACHE[config.kv], torch.device("cpu"))
@@ -178,7 +179,7 @@ class _Probe:
         """It has none."""
 
     @contextmanager
-    def step(self, order: Sequence[Rows], compiled: bool) -> Iterator[RankStep]:
+    def step(self, order: Sequence[Rows], compiled: bool, shown: ShownRows | None) -> Iterator[RankStep]:
         """Alone."""
         yield RankStep(self._states, lambda own: own)
 

@@ -30,6 +30,7 @@ from penstock.engine.errors import RankLost
 from penstock.engine.forward.model import set_threads
 from penstock.engine.forward.runner import CACHE, Runner
 from penstock.engine.kernels.cpu.meeting import SharedGroup
+from penstock.engine.pictures.shown import ShownRows
 from penstock.engine.ranks.group import RankGroup, TorchGroup, shared_layout, shared_room
 from penstock.engine.ranks.messages import Setup, StepListener, ToldAdapter, receive, send
 from penstock.engine.ranks.place import RankStep
@@ -45,12 +46,16 @@ _PR_SET_PDEATHSIG = 1
 class Following:
     """The place of a rank other than 0, as a Runner sees it."""
 
+    leads = False
+
     def __init__(self, setup: Setup, pipes: Pipes) -> None:
         """Raises CheckpointError, MapError."""
         config = setup.engine
         self._pipes = pipes
         self.at = (0, 0, 0)
         """Of the step, see ToldStep."""
+        self.shown: ShownRows | None = None
+        """Of the step, in the first stage."""
         self.stages, self.alone = len(setup.stages), setup.ranks == 1
         own = range(*setup.stages[setup.stage])
         whole = inspect(config.model, config.max_model_len or None)
@@ -100,8 +105,9 @@ class Following:
         """Rank 0 alone says what is forgotten."""
 
     @contextmanager
-    def step(self, order: Sequence[Rows], compiled: bool) -> Iterator[RankStep]:
-        """Waits for the stage before; what this one makes of the rows goes to the next, logits to rank 0."""
+    def step(self, order: Sequence[Rows], compiled: bool, shown: ShownRows | None) -> Iterator[RankStep]:
+        """Waits for the stage before; what this one makes of the rows goes to the next, logits to rank 0. Rank 0 has
+        said what is shown."""
         stage, (place, row, sample) = self.setup.stage, self.at
         states = None
         if stage:
@@ -120,7 +126,7 @@ class Following:
                 self._pipes.tell()
             return own
 
-        yield RankStep(states, give)
+        yield RankStep(states, give, self.shown)
 
 
 def follow(lead: socket.socket) -> None:
@@ -142,6 +148,7 @@ def follow(lead: socket.socket) -> None:
                 send(lead, _load_adapter(told, place, runner, listener).encode())
                 continue
             place.at = told.at
+            place.shown = _shown(told.shown, lead) if told.shown and not setup.stage else None
             with torch.inference_mode():
                 runner.compute(told.runs, told.compiled)
             send(lead, b"")
@@ -153,6 +160,12 @@ def follow(lead: socket.socket) -> None:
         raise
     finally:
         pipes.close()
+
+
+def _shown(rows: list[int], lead: socket.socket) -> ShownRows:
+    """What rank 0 has computed for these rows, in the next message."""
+    embeddings = torch.frombuffer(receive(lead), dtype=torch.float32).view(len(rows), -1)
+    return ShownRows(torch.tensor(rows), embeddings)
 
 
 def _load_adapter(told: ToldAdapter, place: Following, runner: Runner, listener: StepListener) -> str:

@@ -35,9 +35,9 @@ from penstock.engine.layers.weights import Weights
 from penstock.engine.models.decoder import Decoder
 from penstock.engine.models.loading import load_weights
 from penstock.engine.models.packed import SMALL_BYTES, PackedWeights, packed_weights
-from penstock.engine.pictures.shown import ShownTiles
+from penstock.engine.pictures.shown import ShownRows, ShownTiles
 from penstock.engine.pictures.tower import tower_of
-from penstock.engine.ranks.lead import Compute, Passed
+from penstock.engine.ranks.lead import ComputesPieces, Passed
 from penstock.engine.ranks.place import RankStep
 from penstock.engine.sampling.choice import Choice, Chosen
 from penstock.engine.sampling.sampler import Sampler
@@ -89,6 +89,8 @@ class RankPlace(Protocol):
     """Where processes add what they compute, in one call of the kernels; None: they can't."""
     alone: bool
     """This process has all of each of its layers."""
+    leads: bool
+    """This is rank 0, which alone computes what takes the place of tokens' embeddings."""
 
     @property
     def window(self) -> HeadWindow:
@@ -108,9 +110,9 @@ class RankPlace(Protocol):
         """The other processes need keep their parts of an adapter no more. Callable from any thread."""
         ...
 
-    def step(self, order: Sequence[Rows], compiled: bool) -> AbstractContextManager[RankStep]:
+    def step(self, order: Sequence[Rows], compiled: bool, shown: ShownRows | None) -> AbstractContextManager[RankStep]:
         """For the length of a step, which all processes compute at the same time; or those of a stage, but for the
-        first."""
+        first. `shown` is what rank 0 has computed for it."""
         ...
 
 
@@ -118,7 +120,7 @@ class RankPlace(Protocol):
 class FirstStage(RankPlace, Protocol):
     """The place of rank 0 where there are more stages than one; see Lead."""
 
-    def launch(self, order: Sequence[Rows], takes: Callable[[Sequence[Rows]], bool], compute: Compute) -> Passed:
+    def launch(self, order: Sequence[Rows], first: ComputesPieces) -> Passed:
         """Has a step computed by all stages, and returns when this one has."""
         ...
 
@@ -158,7 +160,7 @@ class Runner:
         self._masking = Masking(self._vocab_size)
         self._taps: tuple[int, ...] = ()
         self.shown: ShownTiles | None = None
-        """The pictures of steps; None: it computes texts."""
+        """The pictures of steps; None: it computes texts, or rank 0 sees them."""
         if config.device == "cpu":
             self._load(checkpoint, config)
         else:
@@ -233,7 +235,7 @@ class Runner:
         place = self.memory.data.device
         self._compute, self._place = compute, place
         self.decoder = Decoder(model, weights, config.context(model.max_positions), compute)
-        if pictures is not None and self.ranks is None:
+        if pictures is not None and (self.ranks is None or self.ranks.leads):
             self.shown = ShownTiles(tower_of(pictures, compute, place))
         draws = native_draws() if config.kernels and place.type == "cpu" else None
         self.sampler = Sampler(self._vocab_size, place, draws)
@@ -283,7 +285,7 @@ class Runner:
 
     @torch.inference_mode()
     def step(self, runs: Sequence[Run]) -> Sequence[list[Chosen] | EngineError]:
-        """Computes the runs' KV and samples; returns the tokens that each run gains.
+        """ComputesPieces the runs' KV and samples; returns the tokens that each run gains.
 
         A run that leaves known tokens for later steps gains no token. Every other run gains one, plus one for each
         draft that equals the token sampled in its place; one that leaves its grammar gets an error. Raises NotFinite.
@@ -297,10 +299,10 @@ class Runner:
         first has computed it."""
         for run in runs:
             self._prepare(run)
-        takes = self._takes(runs)
+        takes = self.takes(runs)
         order = runs if takes else arrange(runs)
         masks = self._masking.begin(order)
-        passed = None if self._first is None else self._first.launch(order, self._takes, self._computed)
+        passed = None if self._first is None else self._first.launch(order, self)
         return BegunStep(runs, order, takes, masks, passed)
 
     @torch.inference_mode()
@@ -336,36 +338,42 @@ class Runner:
         """float32 [samples, vocab]; leaves the runs' keys and values in the memory, and fills `features`. The kernels
         take runs in any order, torch in that of `arrange`."""
         if self._first is not None:
-            return self._first.logits(self._first.launch(order, self._takes, self._computed))
-        compiled = self._compiled is not None and self._takes(order)
+            return self._first.logits(self._first.launch(order, self))
+        compiled = self._compiled is not None and self.takes(order)
         if self._device is not None and not self._shows(order):
             return self._device.logits(order, features)
         return self.compute(order, compiled, features)
 
     def compute(self, order: Sequence[Rows], compiled: bool, features: Features | None = None) -> Tensor:
         """As `logits`, on a CPU, by the kernels in one call or by torch. With several ranks the others do it too."""
+        shown = self.rows_shown(order)
         if self.ranks is None:
-            return self._computed(order, compiled, features)
-        with self.ranks.step(order, compiled) as step:
-            return step.done(self._computed(order, compiled, features, step.states))
+            return self.compute_piece(order, compiled, shown, features)
+        with self.ranks.step(order, compiled, shown) as step:
+            return step.done(self.compute_piece(order, compiled, step.shown, features, step.states))
 
     def computed(self, order: Sequence[Rows]) -> Tensor:
         """As `compute`, in the way in which a step of these rows is computed."""
-        return self.compute(order, self._takes(order))
+        return self.compute(order, self.takes(order))
 
-    def _computed(
+    def compute_piece(
         self,
         order: Sequence[Rows],
         compiled: bool,
+        shown: ShownRows | None,
         features: Features | None = None,
         states: Tensor | None = None,
     ) -> Tensor:
+        """What the layers of this process make of rows; `states` is what those before have made of them."""
         if compiled and self._compiled is not None:
             return self._compiled.forward(order, features, states)
         batch = self._builder.build(order)
-        if self.shown is not None:
-            batch.shown = self.shown.rows(order)
+        batch.shown = shown
         return self.decoder.forward(batch, self._kv, features, states)
+
+    def rows_shown(self, order: Sequence[Rows]) -> ShownRows | None:
+        """What stands in the place of their tokens' embeddings, as far as this process computes it."""
+        return None if self.shown is None else self.shown.rows(order)
 
     def _features(self, order: Sequence[Run]) -> Features | None:
         """Room for what the runs ask for; None when none does."""
@@ -375,7 +383,8 @@ class Runner:
         width = len(self._taps) * self.decoder.config.hidden_size
         return Features(self._taps, rows, torch.empty(len(rows), width, dtype=self._compute, device=self._place))
 
-    def _takes(self, runs: Sequence[Rows]) -> bool:
+    def takes(self, runs: Sequence[Rows]) -> bool:
+        """Whether the kernels compute these rows in one call."""
         if self._compiled is None or self._shows(runs):
             return False
         return self._compiled.takes(sum(run.tokens for run in runs))

@@ -6,6 +6,7 @@ tests. Patches are in the order of rows, and all of a picture look at each other
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,7 +15,7 @@ from torch.nn import functional
 
 from penstock.checkpoint import PaddedForm, PicturePart
 from penstock.checkpoint.pictures.padded import BLOCKS, EMBED, LAST_NORM, POSITIONS, PROJECTOR
-from penstock.engine.pictures.weights import EncoderWeights, turned_pairs
+from penstock.engine.pictures.weights import EncoderWeights, Parts, attention, in_rows, turned_pairs
 
 if TYPE_CHECKING:
     from penstock.pictures.picture import Pixels
@@ -30,7 +31,7 @@ class PaddedTower:
         self._weights = EncoderWeights(part, dtype, device)
 
     @torch.inference_mode()
-    def embeddings(self, pixels: Pixels) -> Tensor:
+    def parts(self, pixels: Pixels) -> Parts:
         """[1, height, width, 3] -> [1, cells, hidden of the text model]."""
         form, weights = self.form, self._weights
         rows, columns = pixels.shape[1] // form.patch, pixels.shape[2] // form.patch
@@ -39,14 +40,12 @@ class PaddedTower:
         turn = turns(form, rows, columns).to(weights.device).unsqueeze(1)
         for layer in range(form.n_layers):
             prefix = f"{BLOCKS}{layer}."
-            x = x + self._attention(weights.norm(x, f"{prefix}norm0"), prefix, turn)
-            inner = weights.linear(weights.norm(x, f"{prefix}norm1"), f"{prefix}mlp.fc0")
-            x = x + weights.linear(functional.gelu(inner, approximate="tanh"), f"{prefix}mlp.fc1")
+            x = x + (yield from self._attention(x, prefix, turn))
+            x = x + (yield from in_rows(x, partial(self._feed_forward, prefix=prefix)))
         x = weights.norm(x, LAST_NORM)
         cells = x.view(rows // form.merge, form.merge, columns // form.merge, form.merge, -1).transpose(1, 2)
         x = weights.norm(cells.reshape(len(x), -1), f"{PROJECTOR}pre_norm", form.projector_eps)
-        x = functional.gelu(weights.linear(x.view(len(x) // form.merge**2, -1), f"{PROJECTOR}proj.0"))
-        return weights.linear(x, f"{PROJECTOR}proj.2").unsqueeze(0)
+        return (yield from in_rows(x.view(len(x) // form.merge**2, -1), self._projected)).unsqueeze(0)
 
     def _patches(self, pixels: Pixels) -> Tensor:
         """[patches, 3 * patch * patch], normalised as the checkpoint says."""
@@ -61,13 +60,25 @@ class PaddedTower:
         found = functional.interpolate(grid, (rows, columns), mode="bicubic", align_corners=False)
         return found[0].flatten(1).t().to(self._weights.dtype)
 
-    def _attention(self, x: Tensor, prefix: str, turn: Tensor) -> Tensor:
+    def _feed_forward(self, x: Tensor, prefix: str) -> Tensor:
+        weights = self._weights
+        inner = weights.linear(weights.norm(x, f"{prefix}norm1"), f"{prefix}mlp.fc0")
+        return weights.linear(functional.gelu(inner, approximate="tanh"), f"{prefix}mlp.fc1")
+
+    def _projected(self, cells: Tensor) -> Tensor:
+        inner = functional.gelu(self._weights.linear(cells, f"{PROJECTOR}proj.0"))
+        return self._weights.linear(inner, f"{PROJECTOR}proj.2")
+
+    def _attention(self, x: Tensor, prefix: str, turn: Tensor) -> Parts:
         """[patches, hidden] -> the same."""
-        made = self._weights.linear(x, f"{prefix}wqkv").view(len(x), 3, self.form.n_heads, -1)
+        weights = self._weights
+        made = yield from in_rows(x, lambda rows: weights.linear(weights.norm(rows, f"{prefix}norm0"), f"{prefix}wqkv"))
+        made = made.view(len(x), 3, self.form.n_heads, -1)
         query, key = (turned_pairs(made[:, part], turn).transpose(0, 1).unsqueeze(0) for part in (0, 1))
         value = made[:, 2].transpose(0, 1).unsqueeze(0)
-        mixed = functional.scaled_dot_product_attention(query, key, value)
-        return self._weights.linear(mixed[0].transpose(0, 1).flatten(1), f"{prefix}wo")
+        mixed = yield from attention(query, key, value)
+        rows = mixed[0].transpose(0, 1).flatten(1)
+        return (yield from in_rows(rows, lambda own: weights.linear(own, f"{prefix}wo")))
 
 
 def turns(form: PaddedForm, rows: int, columns: int) -> Tensor:

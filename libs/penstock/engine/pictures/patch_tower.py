@@ -8,6 +8,7 @@ attends in a few calls, whatever the picture's size.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from torch.nn import functional
 
 from penstock.checkpoint import PatchForm, PicturePart
 from penstock.checkpoint.pictures.patches import MERGER, PATCHES
-from penstock.engine.pictures.weights import EncoderWeights
+from penstock.engine.pictures.weights import EncoderWeights, Parts, attention, in_rows
 
 if TYPE_CHECKING:
     from penstock.pictures.picture import Pixels
@@ -45,9 +46,9 @@ class PatchTower:
         """[hidden, 3 * patch * patch]: all frames are the same picture."""
 
     @torch.inference_mode()
-    def embeddings(self, pixels: Pixels) -> Tensor:
+    def parts(self, pixels: Pixels) -> Parts:
         """[1, height, width, 3] -> [1, cells, hidden of the text model]."""
-        form, linear = self.form, self._weights.linear
+        form = self.form
         each = form.merge**2
         rows, columns = pixels.shape[1] // form.side, pixels.shape[2] // form.side
         windows = windows_of(rows, columns, form.window)
@@ -59,13 +60,10 @@ class PatchTower:
         for layer in range(form.n_layers):
             prefix = f"visual.blocks.{layer}."
             sizes = [(1, rows * columns)] if layer in form.full_layers else windows.sizes
-            normed = self._norm(x, f"{prefix}norm1")
-            x = x + self._attention(normed, f"{prefix}attn.", turn, [(count, size * each) for count, size in sizes])
-            normed = self._norm(x, f"{prefix}norm2")
-            gate = functional.silu(linear(normed, f"{prefix}mlp.gate_proj"))
-            x = x + linear(gate * linear(normed, f"{prefix}mlp.up_proj"), f"{prefix}mlp.down_proj")
-        merged = self._norm(x, f"{MERGER}ln_q").view(rows * columns, -1)
-        merged = linear(functional.gelu(linear(merged, f"{MERGER}mlp.0")), f"{MERGER}mlp.2")
+            windows_here = [(count, size * each) for count, size in sizes]
+            x = x + (yield from self._attention(x, prefix, turn, windows_here))
+            x = x + (yield from in_rows(x, partial(self._feed_forward, prefix=prefix)))
+        merged = yield from in_rows(self._norm(x, f"{MERGER}ln_q").view(rows * columns, -1), self._merged)
         found = torch.empty_like(merged)
         found[order] = merged
         return found.unsqueeze(0)
@@ -80,21 +78,34 @@ class PatchTower:
     def _norm(self, x: Tensor, name: str) -> Tensor:
         return functional.rms_norm(x, x.shape[-1:], self._weights[f"{name}.weight"], _EPS)
 
+    def _feed_forward(self, x: Tensor, prefix: str) -> Tensor:
+        linear, normed = self._weights.linear, self._norm(x, f"{prefix}norm2")
+        gate = functional.silu(linear(normed, f"{prefix}mlp.gate_proj"))
+        return linear(gate * linear(normed, f"{prefix}mlp.up_proj"), f"{prefix}mlp.down_proj")
+
+    def _merged(self, cells: Tensor) -> Tensor:
+        inner = functional.gelu(self._weights.linear(cells, f"{MERGER}mlp.0"))
+        return self._weights.linear(inner, f"{MERGER}mlp.2")
+
     def _attention(
         self, x: Tensor, prefix: str, turn: tuple[Tensor, Tensor], sizes: Sequence[tuple[int, int]]
-    ) -> Tensor:
+    ) -> Parts:
         """[patches, hidden] -> the same; `sizes` are how many windows there are of how many patches."""
-        made = self._weights.linear(x, f"{prefix}qkv").view(len(x), 3, self.form.n_heads, -1)
+
+        def projected(rows: Tensor) -> Tensor:
+            return self._weights.linear(self._norm(rows, f"{prefix}norm1"), f"{prefix}attn.qkv")
+
+        made = (yield from in_rows(x, projected)).view(len(x), 3, self.form.n_heads, -1)
         query, key, value = _turned(made[:, 0], *turn), _turned(made[:, 1], *turn), made[:, 2]
         mixed, first = [], 0
         for count, size in sizes:
             own = slice(first, first + count * size)
             shape = (count, size, *query.shape[1:])
             asks, keys, values = (part[own].reshape(shape).transpose(1, 2) for part in (query, key, value))
-            found = functional.scaled_dot_product_attention(asks, keys, values)
+            found = yield from attention(asks, keys, values)
             mixed.append(found.transpose(1, 2).flatten(0, 1).flatten(1))
             first = own.stop
-        return self._weights.linear(torch.cat(mixed), f"{prefix}proj")
+        return (yield from in_rows(torch.cat(mixed), lambda rows: self._weights.linear(rows, f"{prefix}attn.proj")))
 
 
 def _turned(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from penstock.checkpoint import PicturePart, TileForm
 from penstock.checkpoint.pictures.tiles import CLASS, PATCHES, POSITIONS, PROJECTION
-from penstock.engine.pictures.weights import EncoderWeights, turned_pairs
+from penstock.engine.pictures.weights import EncoderWeights, Parts, turned_pairs
 
 if TYPE_CHECKING:
     from penstock.pictures.picture import Pixels
@@ -34,7 +34,7 @@ class TileTower:
         self._turns = turns(self.form).to(device).unsqueeze(1)
 
     @torch.inference_mode()
-    def embeddings(self, pixels: Pixels) -> Tensor:
+    def parts(self, pixels: Pixels) -> Parts:
         """[T, side, side, 3] -> [T, embeddings of a tile, hidden of the text model]."""
         weights, form = self._weights, self.form
         x = functional.linear(self._patches(pixels), weights[PATCHES])
@@ -45,6 +45,7 @@ class TileTower:
             x = x + self._attention(weights.norm(x, f"{prefix}input_layernorm"), f"{prefix}self_attn.")
             inner = weights.linear(weights.norm(x, f"{prefix}post_attention_layernorm"), f"{prefix}mlp.fc1")
             x = x + weights.linear(functional.gelu(inner), f"{prefix}mlp.fc2")
+            yield
         x = shuffled(weights.norm(x, "vision_model.layernorm_post")[:, :-1], form.shuffle)
         x = functional.gelu(functional.linear(x, weights[f"{_ADAPTER}fc1.weight"]))
         x = functional.gelu(functional.linear(x, weights[f"{_ADAPTER}fc2.weight"]))

@@ -11,6 +11,7 @@ from penstock.checkpoint import PaddedForm, PatchForm, PictureForm, PicturePart
 from penstock.engine.pictures.padded_tower import PaddedTower
 from penstock.engine.pictures.patch_tower import PatchTower
 from penstock.engine.pictures.tile_tower import TileTower
+from penstock.engine.pictures.weights import Parts
 
 if TYPE_CHECKING:
     from penstock.pictures.picture import Pixels
@@ -24,9 +25,20 @@ class PictureTower(Protocol):
         """How it sees pictures."""
         ...
 
-    def embeddings(self, pixels: Pixels) -> Tensor:
-        """[parts, from top to bottom, across, 3] -> [parts, embeddings of each, hidden of the text model]."""
+    def parts(self, pixels: Pixels) -> Parts:
+        """[tiles, from top to bottom, across, 3] -> [tiles, embeddings of each, hidden of the text model]."""
         ...
+
+
+def embeddings(tower: PictureTower, pixels: Pixels) -> Tensor:
+    """What a tower makes of pixels, without a stop."""
+    parts = tower.parts(pixels)
+    while True:
+        try:
+            next(parts)
+        except StopIteration as end:
+            found: Tensor = end.value
+            return found
 
 
 def tower_of(part: PicturePart, dtype: torch.dtype, device: torch.device) -> PictureTower:

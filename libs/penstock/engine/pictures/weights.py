@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,6 +15,41 @@ from penstock.engine.layers.stored import read_tensor
 
 if TYPE_CHECKING:
     from penstock.pictures.picture import Pixels
+
+
+Parts = Generator[None, None, Tensor]
+"""Work that stops between its parts, and gives a tensor at its end: no part of it takes long, however large a picture
+is."""
+_ROWS = 1024
+"""Of a product, in a part."""
+_SCORES = 1 << 22
+"""Of attention, in a part: pairs of rows."""
+
+
+def in_rows(x: Tensor, work: Callable[[Tensor], Tensor]) -> Parts:
+    """What `work` makes of the rows of [..., rows, width], of which each is for itself."""
+    found = []
+    for first in range(0, x.shape[-2], _ROWS):
+        found.append(work(x[..., first : first + _ROWS, :]))
+        yield
+    return torch.cat(found, -2) if len(found) > 1 else found[0]
+
+
+def attention(query: Tensor, key: Tensor, value: Tensor) -> Parts:
+    """[windows, heads, rows, head_dim] each -> the same: the rows of a window look at all of it."""
+    windows, _, size, _ = query.shape
+    together, rows = max(1, _SCORES // size**2), max(1, min(size, _SCORES // size))
+    found = []
+    for first in range(0, windows, together):
+        own = slice(first, first + together)
+        for at in range(0, size, rows):
+            asks = query[own, :, at : at + rows]
+            found.append(functional.scaled_dot_product_attention(asks, key[own], value[own]))
+            yield
+    if rows < size:  # a window at a time
+        each = -(-size // rows)
+        found = [torch.cat(found[first : first + each], 2) for first in range(0, len(found), each)]
+    return torch.cat(found) if len(found) > 1 else found[0]
 
 
 class EncoderWeights:

@@ -35,6 +35,7 @@ from penstock.engine.config import EngineConfig
 from penstock.engine.errors import RankLost
 from penstock.engine.kernels.cpu.build import NotBuilt
 from penstock.engine.kernels.cpu.meeting import SharedGroup
+from penstock.engine.pictures.shown import ShownRows
 from penstock.engine.ranks.group import RankGroup, TorchGroup, shared_layout, shared_room
 from penstock.engine.ranks.messages import Setup, SharedMemory, StepTeller, receive, send, settings_of
 from penstock.engine.ranks.place import RankStep
@@ -66,8 +67,22 @@ class Follows(Protocol):
 
 Launch = Callable[[socket.socket], Follows]
 """Starts what follows, which reads this socket."""
-Compute = Callable[[Sequence[Rows], bool], Tensor]
-"""Computes a piece of a step, by the kernels in one call or by torch: [rows, hidden]."""
+
+
+class ComputesPieces(Protocol):
+    """What computes the first stage; a Runner."""
+
+    def takes(self, runs: Sequence[Rows]) -> bool:
+        """Whether the kernels compute these rows in one call."""
+        ...
+
+    def rows_shown(self, order: Sequence[Rows]) -> ShownRows | None:
+        """What stands in the place of their tokens' embeddings."""
+        ...
+
+    def compute_piece(self, order: Sequence[Rows], compiled: bool, shown: ShownRows | None) -> Tensor:
+        """By the kernels in one call, or by torch: [rows, hidden]."""
+        ...
 
 
 @dataclass(slots=True)
@@ -89,6 +104,8 @@ class Passed:
 class Lead:
     """The other ranks of an engine. Belongs to the thread that computes steps, but for `watched`, `abandon` and what is
     about adapters."""
+
+    leads = True
 
     def __init__(
         self,
@@ -205,7 +222,7 @@ class Lead:
         return own if self._group is None else self._group.add(own)
 
     @contextmanager
-    def step(self, order: Sequence[Rows], compiled: bool) -> Iterator[RankStep]:
+    def step(self, order: Sequence[Rows], compiled: bool, shown: ShownRows | None) -> Iterator[RankStep]:
         """Has the others compute a step too, whose logits are gathered from all. When the block ends, all have. Raises
         RankLost, from the first failure on always."""
         group = self._group
@@ -217,23 +234,22 @@ class Lead:
             return found
 
         with self._together():
-            told = self._tell(partial(self._teller.tell, order, compiled))
-            yield RankStep(None, gather)
+            told = self._tell(partial(self._teller.tell, order, compiled, shown=shown), shown)
+            yield RankStep(None, gather, shown)
             self._done(told)
 
-    def launch(self, order: Sequence[Rows], takes: Callable[[Sequence[Rows]], bool], compute: Compute) -> Passed:
-        """Has a step computed by all stages, in pieces, and returns when the first has. `compute` does that; `takes`:
-        whether the kernels do it in one call. There are as many steps on their way as stages at most. Raises as
-        `step`."""
+    def launch(self, order: Sequence[Rows], first: ComputesPieces) -> Passed:
+        """Has a step computed by all stages, in pieces, and returns when the first has. There are as many steps on
+        their way as stages at most. Raises as `step`."""
+        pieces = [(piece, first.takes(piece), first.rows_shown(piece)) for piece in pieces_of(order, self.stages)]
         row = 0
         with self._together():
             passed = Passed(self._places.pop())
-            for piece in pieces_of(order, self.stages):
-                compiled = takes(piece)
+            for piece, compiled, shown in pieces:
                 at = (passed.place, row, passed.samples)
-                message = partial(self._teller.tell, piece, compiled, at=at)
-                passed.told.append(self._tell(message))
-                states = compute(piece, compiled)
+                message = partial(self._teller.tell, piece, compiled, at=at, shown=shown)
+                passed.told.append(self._tell(message, shown))
+                states = first.compute_piece(piece, compiled, shown)
                 self._states[0, passed.place, row : row + len(states)] = states
                 self._pipes.tell()
                 row += len(states)
@@ -273,16 +289,20 @@ class Lead:
             self.abandon()
             raise self._lost from error
 
-    def _tell(self, message: Callable[[list[str]], bytes]) -> _Told:
-        """`message` is made of the adapters that are needed no more."""
+    def _tell(self, message: Callable[[list[str]], bytes], shown: ShownRows | None) -> _Told:
+        """`message` is made of the adapters that are needed no more; the first stage gets the embeddings of pictures
+        behind it."""
         with self._talking:
-            return self._send(message)
+            return self._send(message, shown)
 
-    def _send(self, message: Callable[[list[str]], bytes]) -> _Told:
+    def _send(self, message: Callable[[list[str]], bytes], shown: ShownRows | None = None) -> _Told:
         told = _Told()
         content = message([self._forgotten.popleft() for _ in range(len(self._forgotten))])
+        embeddings = None if shown is None else shown.embeddings.float().numpy().tobytes()
         for follower in self._followers:
             follower.tell(content)
+            if embeddings is not None and follower.stage == 0:
+                follower.tell(embeddings)
         self._told.append(told)
         return told
 
@@ -351,6 +371,7 @@ class _Follower:
     """A rank, and the socket to it."""
 
     def __init__(self, setup: Setup, pipes: Pipes, launch: Launch) -> None:
+        self.stage = setup.stage
         self._socket, theirs = socket.socketpair()
         self._socket.settimeout(_LOAD_S)
         with theirs:

@@ -15,7 +15,9 @@ import msgspec
 
 from penstock.engine.config import EngineConfig
 from penstock.engine.layers.adapters import AdapterWeights
+from penstock.engine.pictures.shown import ShownRows
 from penstock.engine.step.batch import Rows
+from penstock.engine.step.pictures import PictureRows, Stretch, Turning
 from penstock.kv.bytes.arena import Arena, ArenaMap, Layout
 from penstock.runtime.exactly import receive_exactly
 
@@ -87,6 +89,8 @@ class ToldRun(msgspec.Struct, array_like=True):
     """None: as in the step before."""
     adapter: str
     """The fingerprint of a loaded one; empty: none."""
+    stretches: list[Stretch]
+    """Of its sequence, see Turning."""
 
 
 class ToldStep(msgspec.Struct, array_like=True, tag="step"):
@@ -99,6 +103,8 @@ class ToldStep(msgspec.Struct, array_like=True, tag="step"):
     """Adapters that are needed no more, by their fingerprints."""
     at: tuple[int, int, int]
     """Of several stages: the place in which the step is passed on, and the first row and sample of it there."""
+    shown: list[int]
+    """Rows that have embeddings of pictures. To the ranks of the first stage these come in the next message."""
 
 
 class ToldAdapter(msgspec.Struct, array_like=True, tag="adapter"):
@@ -120,8 +126,9 @@ class PlainRows:
     table: tuple[str, int]
     pages: Sequence[int]
     adapter: AdapterWeights | None
-    pictures: None = field(init=False, default=None)
-    """There are none where a model has several ranks."""
+    pictures: PictureRows | None = None
+    """Known to rank 0 alone."""
+    turning: Turning | None = None
     tokens: int = field(init=False)
     end: int = field(init=False)
 
@@ -136,6 +143,7 @@ class FollowedStep(NamedTuple):
     runs: list[PlainRows]
     compiled: bool
     at: tuple[int, int, int]
+    shown: list[int]
 
 
 _Name = tuple[str, int, int]
@@ -153,7 +161,13 @@ class StepTeller:
         return self._encoder.encode(ToldAdapter(str(path), fingerprint, forgotten))
 
     def tell(
-        self, order: Sequence[Rows], compiled: bool, forgotten: list[str], at: tuple[int, int, int] = (0, 0, 0)
+        self,
+        order: Sequence[Rows],
+        compiled: bool,
+        forgotten: list[str],
+        *,
+        at: tuple[int, int, int] = (0, 0, 0),
+        shown: ShownRows | None = None,
     ) -> bytes:
         """The message of a step."""
         runs, known = [], set()
@@ -162,9 +176,11 @@ class StepTeller:
             pages = None if name in self._known else list(run.pages)
             known.add(name)
             adapter = "" if run.adapter is None else run.adapter.fingerprint
-            runs.append(ToldRun(run.ids, run.start, run.samples, run.table, len(run.pages), pages, adapter))
+            turns = [] if run.turning is None else run.turning.stretches
+            runs.append(ToldRun(run.ids, run.start, run.samples, run.table, len(run.pages), pages, adapter, turns))
         self._known = known
-        return self._encoder.encode(ToldStep(runs, compiled, forgotten, at))
+        rows = [] if shown is None else shown.rows.tolist()
+        return self._encoder.encode(ToldStep(runs, compiled, forgotten, at, rows))
 
 
 class StepListener:
@@ -180,7 +196,9 @@ class StepListener:
         told = self._decoder.decode(message)
         for fingerprint in told.forgotten:
             self._adapters.pop(fingerprint, None)
-        return told if isinstance(told, ToldAdapter) else FollowedStep(self._runs(told), told.compiled, told.at)
+        if isinstance(told, ToldAdapter):
+            return told
+        return FollowedStep(self._runs(told), told.compiled, told.at, told.shown)
 
     def keep(self, adapter: AdapterWeights) -> None:
         """Steps may name it from now on."""
@@ -194,7 +212,8 @@ class StepListener:
             pages = self._known[name] if run.pages is None else run.pages
             known[name] = pages
             adapter = self._adapters[run.adapter] if run.adapter else None
-            runs.append(PlainRows(run.ids, run.start, run.samples, run.table, pages, adapter))
+            turning = Turning(run.stretches) if run.stretches else None
+            runs.append(PlainRows(run.ids, run.start, run.samples, run.table, pages, adapter, turning=turning))
         self._known = known
         return runs
 

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from penstock.engine.pictures.shown import ShownRows
+
 
 class RankStep(NamedTuple):
     """A step, as one of several processes computes it."""
@@ -16,3 +18,5 @@ class RankStep(NamedTuple):
     done: Callable[[Tensor], Tensor]
     """Takes what this process has made of them; on rank 0, where there are no other stages, it gives the logits of all
     tokens."""
+    shown: ShownRows | None = None
+    """What stands in the place of tokens' embeddings; None: nothing, or the stage before has seen to it."""

@@ -161,4 +161,5 @@ def pieces_of(order: Sequence[Rows], stages: int) -> list[list[Rows]]:
 def _cut(run: Rows, begin: int, end: int) -> PlainRows:
     """Some of a run's tokens."""
     samples = run.samples if end == run.tokens else 0
-    return PlainRows(run.ids[begin:end], run.start + begin, samples, run.table, run.pages, run.adapter)
+    ids, start = run.ids[begin:end], run.start + begin
+    return PlainRows(ids, start, samples, run.table, run.pages, run.adapter, run.pictures, run.turning)

@@ -108,6 +108,15 @@ class Live:
         block = self.computed // self.chain.block_size
         return self.chain.keys[block] if block < len(self.chain.keys) else None
 
+    @property
+    def pictures(self) -> PictureRows | None:
+        """Of the request."""
+        return self.run.pictures
+
+    def visible(self, start: int) -> int:
+        """As in Schedulable."""
+        return len(self.tokens) if self.pictures is None else self.pictures.visible(start)
+
     def pages_changed(self) -> None:
         """Renames the block table, under whose name others cache it. Call this after every change of `pages`."""
         self.version += 1

@@ -15,6 +15,9 @@ computes is chosen anew for each step, so one that ends or has to wait holds nob
 The leading tokens of its next block that a sequence can copy from another's page are not computed, and nobody waits for
 them: whoever begins while another computes them computes them too.
 
+A prompt is computed up to the first picture whose embeddings are not there yet. One that can't go on for that holds
+nobody up.
+
 Where several steps are computed at a time, sequences that are in one stay as they are until it is over, and each step
 takes its share of the streams.
 
@@ -154,10 +157,16 @@ class _Planner:
         copied = self.copyable(live)
         return live.remaining - copied, copied
 
+    def visible(self, live: Schedulable) -> int:
+        """How many of the tokens that it has still to compute lie before a picture whose embeddings are not there."""
+        left, _ = self.left(live)
+        first = live.length - left
+        return min(left, live.visible(first) - first)
+
     def prefill(self, live: Schedulable, new_pages: int, left: int, copied: int) -> None:
         if live.next_key is not None and live.ticket not in self.plan.strip:
             self.computed.add(live.next_key)
-        count = min(left, self.budget)
+        count = min(self.visible(live), self.budget)
         self.budget -= count
         self.free -= new_pages
         self.plan.portions.append(Portion(live.ticket, count, new_pages, copied=copied))
@@ -169,15 +178,17 @@ class _Planner:
     def proceed(self, line: Sequence[Schedulable]) -> None:
         """Chunks of prompts already begun, in order."""
         for live in line:
-            if live in self.running and self.budget > 0 and not self.waits(live):
+            if live in self.running and self.budget > 0 and not self.waits(live) and self.visible(live):
                 self.prefill(live, 0, *self.left(live))
 
     def admit(self, line: Sequence[Schedulable], stalled: bool) -> bool:
         """New sequences in order, each with pages for all it knows, so that a prefill never starves half-way. Whether
-        all of them begin."""
+        none was held up by the others."""
         for live in line:
             if self.budget < 1 or self.waits(live):
                 return False
+            if not self.visible(live):
+                continue  # a large picture takes long, and others need not wait for it
             need = self.missing(live, live.length)
             if not yields(live):
                 self.clear(live, need)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from penstock.engine.errors import EngineError
 from penstock.engine.hooks import LoadResult
@@ -221,6 +222,15 @@ class Scheduler:
         """Running sequences whose next step can take drafts. Those that yield have none: a step with them is short."""
         return [live for live in self._running[: _others(self._running)] if live.remaining == 1 and not live.busy]
 
+    def seeing(self) -> Live | None:
+        """The first sequence that lacks embeddings of its pictures: of those that run, else the next with pictures that
+        may begin. So embeddings wait for few."""
+        waiting = (live for live in self.next_in_line() if live.pictures is not None)
+        for live in (*self._running, *islice(waiting, 1)):
+            if live.pictures is not None and live.pictures.missing(live.computed) is not None:
+                return live
+        return None
+
     def next_step(
         self,
         drafts: Mapping[int, tuple[int, ...]],
@@ -363,6 +373,8 @@ class Scheduler:
                     answer.clear()
             elif isinstance(answer, list):
                 finish = live.advance(answer)
+                if live.pictures is not None and live.run.shows:
+                    live.pictures.let_go(live.computed)
                 if live.run.sound:
                     self._sharing.name(live, live.computed)
                 else:

@@ -80,6 +80,11 @@ class Schedulable(Protocol):
         """Names the block that its next token belongs to; None when that is its own, whatever others compute."""
         ...
 
+    def visible(self, start: int) -> int:
+        """The first of its tokens from `start` on that is of a picture whose embeddings are not there yet: no step can
+        compute it now. Behind all tokens where there is none."""
+        ...
+
 
 @dataclass(slots=True)
 class Portion:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from penstock.engine.layers.adapters import AdaptedRows, AdapterWeights
 from penstock.engine.step.memory import KvMemory
-from penstock.engine.step.pictures import PictureRows, Turns, by_position
+from penstock.engine.step.pictures import PictureRows, Turning, Turns, by_position
 
 Ints = npt.NDArray[np.int64]
 _Tables = tuple[tuple[str, int, int, int], ...]
@@ -43,7 +43,12 @@ class Rows(Protocol):
 
     @property
     def pictures(self) -> PictureRows | None:
-        """What takes the place of tokens' embeddings."""
+        """What takes the place of tokens' embeddings, as far as this process knows."""
+        ...
+
+    @property
+    def turning(self) -> Turning | None:
+        """How far they are turned; None: by their positions."""
         ...
 
     @property
@@ -79,14 +84,14 @@ class Rows(Protocol):
 
 def turned_apart(runs: Sequence[Rows]) -> bool:
     """Whether some rows are turned by other places than their positions."""
-    return any(run.pictures is not None and run.pictures.turns for run in runs)
+    return any(run.turning is not None and run.turning.turns for run in runs)
 
 
 def turned_rows(runs: Sequence[Rows]) -> Turns:
     """How far all rows are turned, see Turns."""
     return np.concatenate(
         [
-            by_position(run.start, run.end) if run.pictures is None else run.pictures.turned(run.start, run.end)
+            by_position(run.start, run.end) if run.turning is None else run.turning.turned(run.start, run.end)
             for run in runs
         ]
     )

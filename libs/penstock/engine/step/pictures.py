@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +15,17 @@ from penstock.checkpoint import PictureForm
 from penstock.engine.errors import RequestRefused
 from penstock.pictures.picture import Grid, Picture, ShownPicture
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_BEHIND = 1 << 62
+"""A position behind all others."""
 Turns = npt.NDArray[np.int64]
 """[rows, 3]: the place of each row in time, among the rows of its picture, and among the columns; what turns it."""
+
+
+TileKey = tuple[bytes, int]
+"""A picture's digest, and a tile of it: what has the same one has the same embeddings."""
 
 
 def by_position(start: int, end: int) -> Turns:
@@ -45,7 +54,21 @@ class _Owner(NamedTuple):
     """Of the tile's embeddings."""
 
 
-class _Stretch(NamedTuple):
+class _Tile(NamedTuple):
+    """A tile in a sequence."""
+
+    picture: Picture
+    number: int
+    first: int
+    """Position of its first embedding."""
+    last: int
+
+    @property
+    def key(self) -> TileKey:
+        return self.picture.digest, self.number
+
+
+class Stretch(NamedTuple):
     """A picture whose embeddings are turned by their place in it."""
 
     first: int
@@ -63,7 +86,36 @@ class _Stretch(NamedTuple):
         return self.before + self.end - self.first - max(self.grid)
 
 
-class PictureRows:
+class Turning:
+    """How far the rows of one sequence are turned."""
+
+    def __init__(self, stretches: Iterable[Stretch] = ()) -> None:
+        """`stretches` come one behind the other."""
+        self.stretches = [*stretches]
+
+    @property
+    def turns(self) -> bool:
+        """Whether rows are turned by other places than their positions."""
+        return bool(self.stretches)
+
+    def turned(self, start: int, end: int) -> Turns:
+        """How far the rows at positions from `start` to `end` are turned; of text all three places are the same."""
+        found = by_position(start, end)
+        for one in self.stretches:
+            if one.first >= end:
+                break
+            first, last = max(one.first, start), min(one.end, end)
+            if first < last:
+                inside = np.arange(first, last) - one.first
+                place = np.stack([np.zeros_like(inside), *np.divmod(inside, one.grid.columns)], 1)
+                found[first - start : last - start] = one.first - one.before + place
+            behind = max(one.end, start)
+            if behind < end:
+                found[behind - start :] = np.arange(behind, end).reshape(-1, 1) - one.behind
+        return found
+
+
+class PictureRows(Turning):
     """The pictures of one sequence."""
 
     def __init__(
@@ -71,12 +123,14 @@ class PictureRows:
     ) -> None:
         """`owner` is that of the request: its pictures are computed for no other. Raises RequestRefused when a picture
         has other places in the prompt than it has embeddings."""
+        super().__init__()
         self.owner = owner
         self._places: list[int] = []
         """Positions of all embeddings, in order."""
         self._owners: list[_Owner] = []
         """Of each."""
-        self._stretches: list[_Stretch] = []
+        self._ready: dict[TileKey, Tensor] = {}
+        """Embeddings of tiles, [embeddings, hidden]."""
         end = 0
         for number, one in enumerate(shown):
             at, grid = f"pictures[{number}]", one.picture.grid
@@ -93,35 +147,48 @@ class PictureRows:
             if form.spatial:
                 if places[-1] - places[0] != len(places) - 1:
                     raise RequestRefused(at, f"{at} has other tokens between its embeddings")
-                before = self._stretches[-1].behind if self._stretches else 0
-                self._stretches.append(_Stretch(places[0], grid, before))
+                before = self.stretches[-1].behind if self.stretches else 0
+                self.stretches.append(Stretch(places[0], grid, before))
             self._places += places
             self._owners += [_Owner(one.picture, *divmod(place, each)) for place in range(len(places))]
+        self._tiles = [_Tile(one.picture, one.tile, one.position, one.position + one.count - 1) for one in self._all()]
 
-    @property
-    def turns(self) -> bool:
-        """Whether rows are turned by other places than their positions."""
-        return bool(self._stretches)
+    def missing(self, start: int) -> tuple[Picture, int] | None:
+        """The first tile from position `start` on whose embeddings are not there yet: its picture, and its number."""
+        tile = self._blind(start)
+        return None if tile is None else (tile.picture, tile.number)
 
-    def turned(self, start: int, end: int) -> Turns:
-        """How far the rows at positions from `start` to `end` are turned; of text all three places are the same."""
-        found = by_position(start, end)
-        for one in self._stretches:
-            if one.first >= end:
-                break
-            first, last = max(one.first, start), min(one.end, end)
-            if first < last:
-                inside = np.arange(first, last) - one.first
-                place = np.stack([np.zeros_like(inside), *np.divmod(inside, one.grid.columns)], 1)
-                found[first - start : last - start] = one.first - one.before + place
-            behind = max(one.end, start)
-            if behind < end:
-                found[behind - start :] = np.arange(behind, end).reshape(-1, 1) - one.behind
-        return found
+    def visible(self, start: int) -> int:
+        """The first position from `start` on whose embedding is not there yet; behind all of them if there is none."""
+        tile = self._blind(start)
+        return _BEHIND if tile is None else max(start, tile.first)
+
+    def _blind(self, start: int) -> _Tile | None:
+        return next((tile for tile in self._tiles if tile.last >= start and tile.key not in self._ready), None)
+
+    def give(self, picture: Picture, tile: int, embeddings: Tensor) -> None:
+        """The embeddings of a tile are there: [embeddings, hidden]."""
+        self._ready[picture.digest, tile] = embeddings
+
+    def given(self, picture: Picture, tile: int) -> Tensor | None:
+        """What `give` gave."""
+        return self._ready.get((picture.digest, tile))
+
+    def let_go(self, start: int) -> None:
+        """Forgets embeddings of which none stand at `start` or behind it."""
+        wanted = {tile.key for tile in self._tiles if tile.last >= start}
+        for key in self._ready.keys() - wanted:
+            del self._ready[key]
 
     def between(self, start: int, end: int) -> Iterator[TileRows]:
         """What stands at positions from `start` to `end`."""
-        first, last = bisect_left(self._places, start), bisect_left(self._places, end)
+        return self._rows(bisect_left(self._places, start), bisect_left(self._places, end))
+
+    def _all(self) -> Iterator[TileRows]:
+        return self._rows(0, len(self._places))
+
+    def _rows(self, first: int, last: int) -> Iterator[TileRows]:
+        """Of the embeddings with these numbers."""
 
         def belongs(at: int) -> tuple[int, int, int]:
             """Equal for consecutive embeddings of one tile in consecutive places."""
@@ -132,10 +199,6 @@ class PictureRows:
             own = list(group)
             owner = self._owners[own[0]]
             yield TileRows(owner.picture, owner.tile, owner.number, self._places[own[0]], len(own))
-
-    def tiles_between(self, start: int, end: int) -> int:
-        """Of how many tiles some embeddings stand there."""
-        return sum(1 for _ in self.between(start, end))
 
     def any_between(self, start: int, end: int) -> bool:
         """Whether there are any."""

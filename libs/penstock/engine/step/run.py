@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from penstock.engine.errors import EngineError
     from penstock.engine.layers.adapters import AdapterWeights
-    from penstock.engine.step.pictures import PictureRows
+    from penstock.engine.step.pictures import PictureRows, Turning
 
 
 @dataclass(slots=True)
@@ -81,14 +81,14 @@ class Run:
         return len(choice.tokens) + len(answer) >= choice.prompt_length + choice.params.max_tokens
 
     @property
+    def turning(self) -> Turning | None:
+        """How far they are turned; None: by their positions."""
+        return self.pictures
+
+    @property
     def shows(self) -> bool:
         """Whether any of its tokens are of pictures."""
         return self.pictures is not None and self.pictures.any_between(self.start, self.end)
-
-    @property
-    def tiles(self) -> int:
-        """Of how many tiles they are."""
-        return 0 if self.pictures is None else self.pictures.tiles_between(self.start, self.end)
 
     @property
     def ids(self) -> Sequence[int]:

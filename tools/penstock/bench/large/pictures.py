@@ -27,7 +27,7 @@ from penstock.bench.e2e.servers import MeshForm, up
 from penstock.bench.engine.rounds import THREADS
 from penstock.bench.harness import Figure, figure, interleave
 from penstock.checkpoint import PatchForm, inspect
-from penstock.engine.pictures.tower import tower_of
+from penstock.engine.pictures.tower import embeddings, tower_of
 from penstock.testing.checkpoints import write_tokenizer
 from penstock.testing.seeing import picture_url, write_seeing
 
@@ -125,7 +125,7 @@ def tile_encoders(place: Path) -> Encoders:
         found: torch.Tensor = model.multi_modal_projector(model.get_image_features(values).last_hidden_state)
         return found
 
-    return Encoders(lambda: tower.embeddings(pixels), theirs)
+    return Encoders(lambda: embeddings(tower, pixels), theirs)
 
 
 def cell_encoders(place: Path) -> Encoders:
@@ -150,7 +150,7 @@ def cell_encoders(place: Path) -> Encoders:
         found: torch.Tensor = model.model.visual(patches, grid_thw=grid).pooler_output
         return found.unsqueeze(0)
 
-    return Encoders(lambda: tower.embeddings(pixels), theirs)
+    return Encoders(lambda: embeddings(tower, pixels), theirs)
 
 
 def _noise() -> Any:

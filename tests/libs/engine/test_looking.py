@@ -1,0 +1,130 @@
+"""Pictures are computed between steps, a part at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+
+import pytest
+from tests.libs.engine.seeing import asked, engine_config
+from tests.libs.engine.test_pictures import GREEDY, Seeing, drawn, prompt
+
+from penstock.engine.engine import Engine
+from penstock.engine.errors import EngineError
+from penstock.engine.request import Request
+from penstock.kv.identity import Chain
+from penstock.pictures.picture import Grid, spans
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return Seeing(tmp_path_factory.mktemp("llama4"))
+
+
+class Slow:
+    """A tower whose pictures are ready when somebody says so."""
+
+    def __init__(self, tower):
+        self._tower = tower
+        self.ready = False
+        self.parts_made = 0
+
+    @property
+    def form(self):
+        return self._tower.form
+
+    def parts(self, pixels):
+        while not self.ready:
+            self.parts_made += 1
+            yield
+        return (yield from self._tower.parts(pixels))
+
+
+def slowed(engine):
+    engine.shown._tower = tower = Slow(engine.shown._tower)
+    return tower
+
+
+async def test_streams_go_on_and_others_begin_beside_a_picture_that_takes_long(seeing, kit):
+    async with Engine.open(engine_config(seeing)) as engine:
+        tower = slowed(engine)
+        stream = engine.generate(kit.request("stream", 20, kit.greedy(400)))
+        await anext(stream)
+        looking = asyncio.create_task(asked(engine, kit, seeing, "picture", prompt(seeing.form, 9, drawn(1), 12)))
+        tokens = 0
+        while tokens < 20 or not tower.parts_made:
+            tokens += len((await anext(stream)).tokens)
+        others = await kit.read_all(engine, [kit.request(f"other {at}", 30, kit.greedy(5)) for at in range(6)])
+        assert [len(other.ids) for other in others] == [5] * 6, "more than may run at a time"
+        assert not looking.done()
+        tower.ready = True
+        assert await looking == 0
+        await stream.aclose()
+        assert engine.shown.computed == 1
+
+
+async def test_the_text_before_a_picture_is_computed_meanwhile(seeing, kit):
+    tokens, shown = prompt(seeing.form, 37, drawn(2), 9)
+    async with Engine.open(engine_config(seeing)) as engine:
+        tower, sink = slowed(engine), kit.Sink()
+        chain = Chain(b"r" * 32, 16, tokens, pictures=spans(shown))
+        request = Request("r", tuple(tokens), GREEDY, pictures=shown)
+        reading = asyncio.create_task(kit.read(engine, request, sink=sink, chain=chain))
+        async with asyncio.timeout(30):
+            while not tower.parts_made or len(sink.blocks) < 2:
+                await asyncio.sleep(0)
+        assert engine.stats().in_step_s < 30 and not reading.done()
+        tower.ready = True
+        answer = await reading
+    assert answer.ids == seeing.greedy(tokens, [one.picture for one in shown], 4)
+
+
+async def test_who_leaves_takes_the_picture_along(seeing, kit):
+    """What was begun of it is given up, and the next one is computed."""
+    first, second = prompt(seeing.form, 5, drawn(3, Grid(2, 1)), 9), prompt(seeing.form, 5, drawn(4), 9)
+    async with Engine.open(engine_config(seeing)) as engine:
+        tower = slowed(engine)
+        leaving = asyncio.create_task(asked(engine, kit, seeing, "leaves", first))
+        async with asyncio.timeout(30):
+            while not tower.parts_made:
+                await asyncio.sleep(0)
+        leaving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+        async with asyncio.timeout(30):
+            while engine.stats().in_step_s:  # what is being computed goes on for a moment
+                await asyncio.sleep(0)
+        tower.ready = True
+        assert await asked(engine, kit, seeing, "stays", second) == 0
+        assert engine.shown.computed == 1
+
+
+async def test_a_picture_that_fails_takes_its_request_alone(seeing, kit, monkeypatch):
+    """Not the stream beside it, and the next request with the same one is answered."""
+    shows = prompt(seeing.form, 5, drawn(5), 9)
+    async with Engine.open(engine_config(seeing)) as engine:
+        stream = asyncio.create_task(kit.read(engine, kit.request("stream", 20, kit.greedy(60))))
+        with monkeypatch.context() as patched:
+            patched.setattr(engine.shown._tower, "parts", _failing)
+            with pytest.raises(EngineError, match="a picture can't be computed: no memory"):
+                await asked(engine, kit, seeing, "fails", shows)
+        assert await asked(engine, kit, seeing, "again", shows) >= 0
+        assert len((await stream).ids) == 60
+
+
+def _failing(pixels):
+    yield
+    raise MemoryError("no memory")
+
+
+async def test_embeddings_are_forgotten_once_they_are_in_pages(seeing, kit):
+    tokens, shown = prompt(seeing.form, 5, drawn(6), 9, drawn(7), 40)
+    async with Engine.open(engine_config(seeing)) as engine:
+        stream = engine.generate(Request("r", tuple(tokens), GREEDY, pictures=shown))
+        await anext(stream)
+        [outlet] = engine._outlets.values()
+        assert outlet.live.pictures._ready == {}
+        assert engine.shown.computed == 2
+        await stream.aclose()
