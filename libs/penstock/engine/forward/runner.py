@@ -285,7 +285,7 @@ class Runner:
 
     @torch.inference_mode()
     def step(self, runs: Sequence[Run]) -> Sequence[list[Chosen] | EngineError]:
-        """ComputesPieces the runs' KV and samples; returns the tokens that each run gains.
+        """Computes the runs' KV and samples; returns the tokens that each run gains.
 
         A run that leaves known tokens for later steps gains no token. Every other run gains one, plus one for each
         draft that equals the token sampled in its place; one that leaves its grammar gets an error. Raises NotFinite.
