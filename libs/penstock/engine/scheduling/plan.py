@@ -157,16 +157,15 @@ class _Planner:
         copied = self.copyable(live)
         return live.remaining - copied, copied
 
-    def visible(self, live: Schedulable) -> int:
-        """How many of the tokens that it has still to compute lie before a picture whose embeddings are not there."""
-        left, _ = self.left(live)
+    def visible(self, live: Schedulable, left: int) -> int:
+        """How many of the tokens that it has left to compute lie before a picture whose embeddings are not there."""
         first = live.length - left
         return min(left, live.visible(first) - first)
 
     def prefill(self, live: Schedulable, new_pages: int, left: int, copied: int) -> None:
         if live.next_key is not None and live.ticket not in self.plan.strip:
             self.computed.add(live.next_key)
-        count = min(self.visible(live), self.budget)
+        count = min(self.visible(live, left), self.budget)
         self.budget -= count
         self.free -= new_pages
         self.plan.portions.append(Portion(live.ticket, count, new_pages, copied=copied))
@@ -178,8 +177,10 @@ class _Planner:
     def proceed(self, line: Sequence[Schedulable]) -> None:
         """Chunks of prompts already begun, in order."""
         for live in line:
-            if live in self.running and self.budget > 0 and not self.waits(live) and self.visible(live):
-                self.prefill(live, 0, *self.left(live))
+            if live in self.running and self.budget > 0 and not self.waits(live):
+                left, copied = self.left(live)
+                if self.visible(live, left):
+                    self.prefill(live, 0, left, copied)
 
     def admit(self, line: Sequence[Schedulable], stalled: bool) -> bool:
         """New sequences in order, each with pages for all it knows, so that a prefill never starves half-way. Whether
@@ -187,7 +188,8 @@ class _Planner:
         for live in line:
             if self.budget < 1 or self.waits(live):
                 return False
-            if not self.visible(live):
+            left, copied = self.left(live)
+            if not self.visible(live, left):
                 continue  # a large picture takes long, and others need not wait for it
             need = self.missing(live, live.length)
             if not yields(live):
@@ -200,7 +202,6 @@ class _Planner:
                     break
             if self.free - need < self.kept_free(live):
                 return False
-            left, copied = self.left(live)
             if self.budget < left <= self.whole:
                 self.budget = left
             self.running.append(live)
