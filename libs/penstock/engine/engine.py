@@ -489,29 +489,38 @@ class Engine:
         self._news = outlets
 
     async def _see(self) -> bool:
-        """Has a part of the embeddings computed which a sequence lacks, for as long as a step of the streams takes;
-        whether there is such a sequence. No step waits for more of them, however large its picture is."""
-        live = None if self.shown is None else self._scheduler.seeing()
-        if live is None:
+        """Has a part of the embeddings computed which a sequence lacks, for about as long as a step of the streams
+        takes; whether there is such a sequence, which may be computed now."""
+        shown = self.shown
+        if shown is None:
             return False
-        streams = self._scheduler.crowd()[1]
-        seconds = max(_LEAST_SEEING_S, self._counters.decode_step_s) if streams else _SEEING_S
+        live = self._scheduler.seeing()
+        prompts, streams = self._scheduler.crowd()
+        if live is not None and live.request.yields and (prompts or streams or not self._pace.leftover(True).alone_s):
+            return False
+        if live is None:
+            if shown.begun:
+                await self._lane.call(shown.give_up)
+            return False
+        seconds = min(_SEEING_S, max(_LEAST_SEEING_S, self._counters.decode_step_s)) if streams else _SEEING_S
         if not self._flights:
             self._counters.begin()
+        began = time.monotonic()
         try:
-            await self._lane.call(self._look, live, seconds)
+            await self._lane.call(self._look, shown, live, seconds, begun=self._hand_out)
         except Exception as error:
             _log.exception("the pictures of %s failed", live.owner)
-            if (outlet := self._outlets.get(live.id)) is not None:
+            outlet = self._outlets.get(live.id)
+            if outlet is not None and outlet.live is live:
                 self._fail(outlet, EngineError(f"a picture can't be computed: {error}"))
-        if not self._flights:
-            self._counters.end(time.monotonic())
+        self._counters.looked(began, time.monotonic(), between=not self._flights)
         return True
 
-    def _look(self, live: Live, seconds: float) -> None:
+    def _look(self, shown: ShownTiles, live: Live, seconds: float) -> None:
         """In the lane."""
-        assert self.shown is not None and live.pictures is not None
-        self.shown.advance(live.pictures, live.computed, seconds)
+        if live.pictures is not None:
+            with self._pace.turn(()):
+                shown.advance(live.pictures, live.computed, live.computed + self._scheduler.sight, seconds)
 
     def _expected_s(self, flight: Flight) -> float:
         """Of a step that is not alone in the lane; else the lane says it, when the step has its turn."""

@@ -148,6 +148,14 @@ class Counters:
         """A step has ended `now`."""
         self.step_ended, self.step_began, self.expected_s = now, None, 0.0
 
+    def looked(self, began: float, now: float, *, between: bool) -> None:
+        """Pictures were computed from `began` until `now`, which is no part of a step; `between`: nor is one begun."""
+        self.busy_s += now - began
+        if between:
+            self.end(now)
+        else:
+            self.step_ended = now
+
     def predict(self, runs: Sequence[Run], width: int) -> float:
         """Seconds that a step of these runs should take in a model of that width; 0 before the like was measured."""
         prompts = [run for run in runs if run.known > 1]
@@ -185,7 +193,7 @@ class Counters:
             if runs:
                 self.fit.learn(seconds, len(runs), sum(run.end for run in runs))
             return
-        # Chunks of those that yield are short, and take longer for each token; so do rows whose tiles are computed.
+        # Chunks of those that yield are short, and take longer for each token; so do rows of pictures, by torch.
         if (aside or any(run.shows for run in runs)) and self.prefill_tokens_per_s:
             return
         self.mixed += rows > prefill_rows

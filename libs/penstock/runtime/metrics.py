@@ -324,7 +324,7 @@ class WorkerMetrics(StoringMetrics):
         PICTURES: Scraped("Pictures that were shown and are still there"),
         PICTURE_BYTES: Scraped("Bytes of their pixels, and of those on their way"),
         TILES_COMPUTED: Scraped("Tiles of pictures that went through the vision encoder", total=True),
-        TILES_FOUND: Scraped("Times that a tile's embeddings were there from an earlier request", total=True),
+        TILES_FOUND: Scraped("Times that embeddings of a tile had been computed before", total=True),
         TILE_S: Scraped("Seconds that the vision encoder took", total=True),
     }
 

@@ -220,6 +220,9 @@ def test_a_prompt_is_computed_up_to_a_picture_that_is_not_ready():
     made = plan(LIMITS, 99, [begun], [head, One(3, 9, 9)], {})
     assert rows_of(made) == [(1, 5, 0, 0), (3, 9, 0, 2)]
     begun.blind_from = 10
+    made = plan(LIMITS, 99, [begun], [One(2, 24, 24, blind_from=5), One(3, 24, 24, blind_from=24)], {})
+    assert rows_of(made) == [(3, 24, 0, 3)], "one at a time may begin that will have to wait"
+    assert rows_of(plan(LIMITS, 99, [], [One(2, 24, 24, blind_from=5)], {})) == [(2, 5, 0, 3)]
     assert rows_of(plan(LIMITS, 99, [begun], [], {})) == []
     begun.blind_from = 9
     assert rows_of(plan(LIMITS, 99, [begun], [], {}, copyable=lambda live: 4)) == []

@@ -236,7 +236,7 @@ class Runner:
         self._compute, self._place = compute, place
         self.decoder = Decoder(model, weights, config.context(model.max_positions), compute)
         if pictures is not None and (self.ranks is None or self.ranks.leads):
-            self.shown = ShownTiles(tower_of(pictures, compute, place))
+            self.shown = ShownTiles(tower_of(pictures, compute, place), place)
         draws = native_draws() if config.kernels and place.type == "cpu" else None
         self.sampler = Sampler(self._vocab_size, place, draws)
         among = self.ranks

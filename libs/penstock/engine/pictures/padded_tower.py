@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from penstock.checkpoint import PaddedForm, PicturePart
 from penstock.checkpoint.pictures.padded import BLOCKS, EMBED, LAST_NORM, POSITIONS, PROJECTOR
-from penstock.engine.pictures.weights import EncoderWeights, Parts, attention, in_rows, turned_pairs
+from penstock.engine.pictures.weights import EncoderWeights, Parts, attention, in_rows, stretches, turned_pairs
 
 if TYPE_CHECKING:
     from penstock.pictures.picture import Pixels
@@ -35,7 +35,7 @@ class PaddedTower:
         """[1, height, width, 3] -> [1, cells, hidden of the text model]."""
         form, weights = self.form, self._weights
         rows, columns = pixels.shape[1] // form.patch, pixels.shape[2] // form.patch
-        x = weights.linear(self._patches(pixels), EMBED)
+        x = yield from in_rows(self._patches(pixels), lambda own: weights.linear(own, EMBED))
         x = x + self._positions(rows, columns)
         turn = turns(form, rows, columns).to(weights.device).unsqueeze(1)
         for layer in range(form.n_layers):
@@ -72,10 +72,13 @@ class PaddedTower:
     def _attention(self, x: Tensor, prefix: str, turn: Tensor) -> Parts:
         """[patches, hidden] -> the same."""
         weights = self._weights
-        made = yield from in_rows(x, lambda rows: weights.linear(weights.norm(rows, f"{prefix}norm0"), f"{prefix}wqkv"))
-        made = made.view(len(x), 3, self.form.n_heads, -1)
-        query, key = (turned_pairs(made[:, part], turn).transpose(0, 1).unsqueeze(0) for part in (0, 1))
-        value = made[:, 2].transpose(0, 1).unsqueeze(0)
+        parts: list[tuple[Tensor, Tensor, Tensor]] = []
+        for own in stretches(len(x)):
+            normed = weights.norm(x[own], f"{prefix}norm0")
+            made = weights.linear(normed, f"{prefix}wqkv").view(len(normed), 3, self.form.n_heads, -1)
+            parts.append((turned_pairs(made[:, 0], turn[own]), turned_pairs(made[:, 1], turn[own]), made[:, 2]))
+            yield
+        query, key, value = (torch.cat(part).transpose(0, 1).unsqueeze(0) for part in zip(*parts, strict=True))
         mixed = yield from attention(query, key, value)
         rows = mixed[0].transpose(0, 1).flatten(1)
         return (yield from in_rows(rows, lambda own: weights.linear(own, f"{prefix}wo")))

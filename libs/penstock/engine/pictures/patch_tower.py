@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from penstock.checkpoint import PatchForm, PicturePart
 from penstock.checkpoint.pictures.patches import MERGER, PATCHES
-from penstock.engine.pictures.weights import EncoderWeights, Parts, attention, in_rows
+from penstock.engine.pictures.weights import EncoderWeights, Parts, attention, in_rows, stretches
 
 if TYPE_CHECKING:
     from penstock.pictures.picture import Pixels
@@ -52,7 +52,7 @@ class PatchTower:
         each = form.merge**2
         rows, columns = pixels.shape[1] // form.side, pixels.shape[2] // form.side
         windows = windows_of(rows, columns, form.window)
-        x = functional.linear(self._patches(pixels), self._patches_to)
+        x = yield from in_rows(self._patches(pixels), lambda rows: functional.linear(rows, self._patches_to))
         order = windows.order.to(self._weights.device)
         x = x.view(rows * columns, each, -1)[order].flatten(0, 1)
         angles = turns(form, rows, columns).view(rows * columns, each, -1)[windows.order].flatten(0, 1)
@@ -91,12 +91,14 @@ class PatchTower:
         self, x: Tensor, prefix: str, turn: tuple[Tensor, Tensor], sizes: Sequence[tuple[int, int]]
     ) -> Parts:
         """[patches, hidden] -> the same; `sizes` are how many windows there are of how many patches."""
-
-        def projected(rows: Tensor) -> Tensor:
-            return self._weights.linear(self._norm(rows, f"{prefix}norm1"), f"{prefix}attn.qkv")
-
-        made = (yield from in_rows(x, projected)).view(len(x), 3, self.form.n_heads, -1)
-        query, key, value = _turned(made[:, 0], *turn), _turned(made[:, 1], *turn), made[:, 2]
+        parts: list[tuple[Tensor, Tensor, Tensor]] = []
+        for rows in stretches(len(x)):
+            normed = self._norm(x[rows], f"{prefix}norm1")
+            made = self._weights.linear(normed, f"{prefix}attn.qkv").view(len(normed), 3, self.form.n_heads, -1)
+            angles = turn[0][rows], turn[1][rows]
+            parts.append((_turned(made[:, 0], *angles), _turned(made[:, 1], *angles), made[:, 2]))
+            yield
+        query, key, value = (torch.cat(part) for part in zip(*parts, strict=True))
         mixed, first = [], 0
         for count, size in sizes:
             own = slice(first, first + count * size)

@@ -36,19 +36,30 @@ class ShownRows(NamedTuple):
 class ShownTiles:
     """The embeddings of tiles, the latest ones. Belongs to the thread that computes steps."""
 
-    def __init__(self, tower: PictureTower, most_bytes: int = _MOST_BYTES) -> None:
+    def __init__(self, tower: PictureTower, place: torch.device, most_bytes: int = _MOST_BYTES) -> None:
+        """`place` is where the tower computes."""
         self._tower = tower
+        self._place = place
         self._most_bytes = most_bytes
         self._kept: OrderedDict[_Key, Tensor] = OrderedDict()
         self._bytes = 0
         self.computed = 0
         """Tiles, since the start."""
         self.found = 0
-        """Times that a sequence found one that another had needed."""
+        """Times that a sequence found one that had been computed before."""
         self.took_s = 0.0
         """Seconds that they took."""
         self._begun: tuple[_Key, Parts] | None = None
         """The tile that is being computed."""
+
+    @property
+    def begun(self) -> bool:
+        """Whether a tile is computed in part."""
+        return self._begun is not None
+
+    def give_up(self) -> None:
+        """Nobody wants what was begun."""
+        self._begun = None
 
     def takes(self, order: Sequence[Rows]) -> bool:
         """Whether a step of these runs has rows of pictures."""
@@ -74,10 +85,10 @@ class ShownTiles:
         embeddings = torch.cat(found)
         return ShownRows(torch.tensor(numbers, device=embeddings.device), embeddings)
 
-    def advance(self, own: PictureRows, start: int, seconds: float) -> None:
-        """Goes on with the embeddings of a sequence from position `start` on, for about so long."""
+    def advance(self, own: PictureRows, start: int, end: int, seconds: float) -> None:
+        """Goes on with the embeddings of a sequence between two positions, for about so long; a part at least."""
         until = time.perf_counter() + seconds
-        while (missing := own.missing(start)) is not None:
+        while (missing := own.missing(start, end)) is not None:
             if self._of(own, *missing, until) is None or time.perf_counter() >= until:
                 return
 
@@ -107,6 +118,8 @@ class ShownTiles:
         try:
             while True:
                 next(self._begun[1])
+                if self._place.type == "cuda":  # else the clock says how long launches take
+                    torch.cuda.current_stream(self._place).synchronize()
                 if time.perf_counter() >= until:
                     return None
         except StopIteration as end:

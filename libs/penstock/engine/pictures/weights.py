@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,21 +18,26 @@ if TYPE_CHECKING:
 
 
 Parts = Generator[None, None, Tensor]
-"""Work that stops between its parts, and gives a tensor at its end: no part of it takes long, however large a picture
-is."""
-_ROWS = 1024
+"""Work that stops between its parts, and gives a tensor at its end. A part is as large for any picture: what multiplies
+matrices does so for some of the rows."""
+_ROWS = 256
 """Of a product, in a part."""
-_SCORES = 1 << 22
+_SCORES = 1 << 20
 """Of attention, in a part: pairs of rows."""
 
 
+def stretches(rows: int) -> Iterator[slice]:
+    """Those of a part each."""
+    return (slice(first, first + _ROWS) for first in range(0, rows, _ROWS))
+
+
 def in_rows(x: Tensor, work: Callable[[Tensor], Tensor]) -> Parts:
-    """What `work` makes of the rows of [..., rows, width], of which each is for itself."""
+    """What `work` makes of [rows, width], of which each row is for itself."""
     found = []
-    for first in range(0, x.shape[-2], _ROWS):
-        found.append(work(x[..., first : first + _ROWS, :]))
+    for own in stretches(len(x)):
+        found.append(work(x[own]))
         yield
-    return torch.cat(found, -2) if len(found) > 1 else found[0]
+    return torch.cat(found) if len(found) > 1 else found[0]
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor) -> Parts:

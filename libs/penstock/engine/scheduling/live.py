@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from penstock.engine.step.pictures import PictureRows
     from penstock.grammar.guide import Guide
     from penstock.kv.identity import Chain
+    from penstock.pictures.picture import Picture
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -112,6 +113,10 @@ class Live:
     def pictures(self) -> PictureRows | None:
         """Of the request."""
         return self.run.pictures
+
+    def missing(self, sight: int) -> tuple[Picture, int] | None:
+        """The first tile among its next `sight` tokens whose embeddings are not there yet, see PictureRows."""
+        return None if self.pictures is None else self.pictures.missing(self.computed, self.computed + sight)
 
     def visible(self, start: int) -> int:
         """As in Schedulable."""

@@ -15,8 +15,8 @@ computes is chosen anew for each step, so one that ends or has to wait holds nob
 The leading tokens of its next block that a sequence can copy from another's page are not computed, and nobody waits for
 them: whoever begins while another computes them computes them too.
 
-A prompt is computed up to the first picture whose embeddings are not there yet. One that can't go on for that holds
-nobody up.
+A prompt is computed up to the first picture whose embeddings are not there yet. One that can't go on for that keeps its
+pages, and so only one begins that will have to wait for some; those behind it in the line pass it.
 
 Where several steps are computed at a time, sequences that are in one stay as they are until it is over, and each step
 takes its share of the streams.
@@ -162,6 +162,10 @@ class _Planner:
         first = live.length - left
         return min(left, live.visible(first) - first)
 
+    def looks(self) -> bool:
+        """Whether a running prompt waits, or will have to, for embeddings."""
+        return any(live.visible(live.length - live.remaining) < live.length for live in self.running)
+
     def prefill(self, live: Schedulable, new_pages: int, left: int, copied: int) -> None:
         if live.next_key is not None and live.ticket not in self.plan.strip:
             self.computed.add(live.next_key)
@@ -189,8 +193,9 @@ class _Planner:
             if self.budget < 1 or self.waits(live):
                 return False
             left, copied = self.left(live)
-            if not self.visible(live, left):
-                continue  # a large picture takes long, and others need not wait for it
+            seen = self.visible(live, left)
+            if seen < left and (not seen or self.looks()):
+                continue  # a picture takes long: one prompt holds pages meanwhile, and others need not wait for it
             need = self.missing(live, live.length)
             if not yields(live):
                 self.clear(live, need)
@@ -202,8 +207,8 @@ class _Planner:
                     break
             if self.free - need < self.kept_free(live):
                 return False
-            if self.budget < left <= self.whole:
-                self.budget = left
+            if self.budget < seen <= self.whole:
+                self.budget = seen
             self.running.append(live)
             self.plan.admit.append(live.ticket)
             self.prefill(live, need, left, copied)

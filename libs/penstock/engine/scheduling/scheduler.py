@@ -76,6 +76,8 @@ class Scheduler:
         self._limits = limits
         self._pool = pool
         self._reserve = pool.total // _RESERVED
+        self.sight = limits.max_batch_tokens + limits.block_size
+        """Tokens of a prompt for which embeddings are computed ahead."""
         self._sharing = Sharing(pool, limits.block_size)
         self._outstanding = Outstanding(pool, limits.block_size)
         self._running: list[Live] = []
@@ -223,13 +225,11 @@ class Scheduler:
         return [live for live in self._running[: _others(self._running)] if live.remaining == 1 and not live.busy]
 
     def seeing(self) -> Live | None:
-        """The first sequence that lacks embeddings of its pictures: of those that run, else the next with pictures that
-        may begin. So embeddings wait for few."""
+        """The first, by its place, that lacks embeddings for its next step, of those that run and the next with
+        pictures that may begin. So embeddings wait for few."""
         waiting = (live for live in self.next_in_line() if live.pictures is not None)
-        for live in (*self._running, *islice(waiting, 1)):
-            if live.pictures is not None and live.pictures.missing(live.computed) is not None:
-                return live
-        return None
+        lack = (live for live in (*self._running, *islice(waiting, 1)) if live.missing(self.sight) is not None)
+        return min(lack, key=_by_place, default=None)
 
     def next_step(
         self,
@@ -373,7 +373,7 @@ class Scheduler:
                     answer.clear()
             elif isinstance(answer, list):
                 finish = live.advance(answer)
-                if live.pictures is not None and live.run.shows:
+                if live.pictures is not None:
                     live.pictures.let_go(live.computed)
                 if live.run.sound:
                     self._sharing.name(live, live.computed)

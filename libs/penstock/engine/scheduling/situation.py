@@ -108,7 +108,7 @@ class StepPlan:
     strip: list[int] = field(default_factory=list)
     """Waiting or loading sequences that lose their loaded pages and keep their place."""
     admit: list[int] = field(default_factory=list)
-    """The head of the line that starts running."""
+    """Those of the line that start running."""
     portions: list[Portion] = field(default_factory=list)
     settled: bool = True
     """As long as those that do not yield stay the same, those that do get nothing else."""

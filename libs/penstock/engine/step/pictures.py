@@ -153,10 +153,11 @@ class PictureRows(Turning):
             self._owners += [_Owner(one.picture, *divmod(place, each)) for place in range(len(places))]
         self._tiles = [_Tile(one.picture, one.tile, one.position, one.position + one.count - 1) for one in self._all()]
 
-    def missing(self, start: int) -> tuple[Picture, int] | None:
-        """The first tile from position `start` on whose embeddings are not there yet: its picture, and its number."""
+    def missing(self, start: int, end: int) -> tuple[Picture, int] | None:
+        """The first tile with positions from `start` to `end` whose embeddings are not there yet: its picture, and its
+        number."""
         tile = self._blind(start)
-        return None if tile is None else (tile.picture, tile.number)
+        return None if tile is None or tile.first >= end else (tile.picture, tile.number)
 
     def visible(self, start: int) -> int:
         """The first position from `start` on whose embedding is not there yet; behind all of them if there is none."""
@@ -176,6 +177,8 @@ class PictureRows(Turning):
 
     def let_go(self, start: int) -> None:
         """Forgets embeddings of which none stand at `start` or behind it."""
+        if not self._ready:
+            return
         wanted = {tile.key for tile in self._tiles if tile.last >= start}
         for key in self._ready.keys() - wanted:
             del self._ready[key]

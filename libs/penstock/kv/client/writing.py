@@ -111,7 +111,7 @@ class Writing:
         unfinished: list[_Batch],
     ) -> int:
         """While one batch is written, the next is reserved and the one before is committed. Behind a batch that did not
-        get all of its room, the rest waits for the commits; where none was waited for, there is no room."""
+        get all of its room, the rest waits for the commits; where there were none to wait for, it is left out."""
         rest = deque(batches)
         reserving: asyncio.Task[_Batch] | None = None
         committing: asyncio.Task[int] | None = None
@@ -126,12 +126,13 @@ class Writing:
                 waited = committing is not None or bool(batch.mine)
                 stored += await committing if committing is not None else 0
                 committing = tasks.create_task(self._commit(attachment, batch, commit, unfinished))
-                if left_out:
+            if left_out:
+                async with self._link.limit(attachment):
                     stored += await committing
-                    committing = None
-                    if not waited:
-                        break
-                    rest.appendleft(left_out)
+                committing = None
+                if not waited:
+                    break
+                rest.appendleft(left_out)
         async with self._link.limit(attachment):
             return stored + (await committing if committing is not None else 0)
 

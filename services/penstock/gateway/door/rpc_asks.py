@@ -34,6 +34,9 @@ def read_chat(request: gateway_pb2.ChatCompletionRequest, max_choices: int) -> A
     if request.top_logprobs and not request.logprobs:
         raise InvalidRequest("top_logprobs: requires logprobs to be true", field="top_logprobs")
     check("top_logprobs", request.top_logprobs)
+    for name in ("tool_calls", "parts"):
+        count = sum(len(getattr(message, name)) for message in request.messages)
+        check_count(f"messages.{name}", count, bounds.MAX_NODES)
     nodes = Nodes()
     messages = [_message(message, at, nodes) for at, message in enumerate(request.messages)]
     tools = [_tool(tool, at, nodes) for at, tool in enumerate(request.tools)]
@@ -205,7 +208,6 @@ def _message(message: gateway_pb2.ChatMessage, at: int, nodes: Nodes) -> Message
 def _parts(message: gateway_pb2.ChatMessage, field: str) -> tuple[str | PictureLink, ...]:
     if not message.parts:
         return ()
-    check_count(f"{field}.parts", len(message.parts), bounds.MAX_MESSAGES)
     if message.content:
         raise InvalidRequest(f"{field}.parts: send either content or parts", field=f"{field}.parts")
     found: list[str | PictureLink] = []
