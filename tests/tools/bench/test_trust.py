@@ -53,7 +53,7 @@ def cell(**changes: object) -> FaultCell:
 def test_the_worst_of_all_faults_counts() -> None:
     strikes = [
         Strike([cell(), cell(phase="queued", reached=False, pause_s=0.0)], -0.5, 0.2),
-        Strike([cell(act="cut", pause_s=4.0), cell(act="cut", service="decode-1", wrong=2)], 1.5, 0.1),
+        Strike([cell(act="cut", pause_s=4.0), cell(act="cut", service="decode-1", wrong=2)], 1.5, 0.1, 0.25),
     ]
     found = {one.id: one for one in figures(strikes, leaks=0)}
     values = {id.removeprefix("fault_"): one.value for id, one in found.items()}
@@ -64,6 +64,7 @@ def test_the_worst_of_all_faults_counts() -> None:
         "leaks": 0,
         "overdue_s": 1.5,
         "back_s": 0.2,
+        "late_s": 0.25,
         "pause_s_kill": 0.5,
         "pause_s_cut": 4.0,
     }
@@ -73,7 +74,11 @@ def test_the_worst_of_all_faults_counts() -> None:
     assert found["fault_tokens_wrong"].met is found["fault_overdue_s"].met is found["fault_pause_s_cut"].met is False
     assert [*map(told, strikes)] == [
         [],
-        ["cut decode-1, decoding: 2 tokens are wrong", "cut decode-0: a request outlived its deadline by 1.5 s"],
+        [
+            "cut decode-1, decoding: 2 tokens are wrong",
+            "cut decode-0, decoding: a pause of 4.0 s; this process was late by 0.25 s at most",
+            "cut decode-0: a request outlived its deadline by 1.5 s; this process was late by 0.25 s at most",
+        ],
     ]
     assert "longest pause of a stream, cut" in section(BenchReport("trust", list(found.values())).json())
 

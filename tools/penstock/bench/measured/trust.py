@@ -35,6 +35,7 @@ _FAULTS = (
     Line("fault_leaks", "leaks at rest"),
     Line("fault_overdue_s", "by how much a request outlived its deadline, at most, s", 2),
     Line("fault_back_s", "after the fault, until a new request was answered, at most, s", 2),
+    Line("fault_late_s", "by how much the clients' process itself was late, at most, s", 2),
     *(Line(pause_id(act), f"longest pause of a stream, {act}: {what}, s", 2) for act, what in ACTS.items()),
 )
 _MATRIX = """Each kind of service gets each fault, in a mesh of two gateways, routers, prefill and decode workers, a

@@ -25,6 +25,7 @@ from penstock.testing.wires import MeshWires
 
 OPTIONS = SoakOptions(clients=16, prefill=2, decode=2, store_bytes=MeshOptions.kv_host_bytes)
 _QUICK: Sequence[Act] = ("kill", "cut")
+_MOST_PAUSE_S = 3
 
 
 @asynccontextmanager
@@ -75,9 +76,15 @@ def told(strike: Strike) -> list[str]:
         for cell in strike.cells
         if cell.failed
     ]
-    first = strike.cells[0]
+    first, late = strike.cells[0], f"this process was late by {strike.late_s:.2f} s at most"
+    found += [
+        f"{cell.act} {cell.service}, {cell.phase}: a pause of {cell.pause_s:.1f} s; {late}"
+        for cell in strike.cells
+        if cell.pause_s > _MOST_PAUSE_S
+    ]
     if strike.overdue_s > 1:
-        found.append(f"{first.act} {first.service}: a request outlived its deadline by {strike.overdue_s:.1f} s")
+        what = f"a request outlived its deadline by {strike.overdue_s:.1f} s"
+        found.append(f"{first.act} {first.service}: {what}; {late}")
     return found
 
 
@@ -95,13 +102,21 @@ def figures(strikes: Sequence[Strike], leaks: int) -> list[Figure]:
         figure("fault_leaks", [leaks], "", "at rest afterwards", 0, lower_is_better=True),
         figure("fault_overdue_s", [latest.overdue_s], "s", f"worst: {_of(latest.cells[0])}", 1, lower_is_better=True),
         figure("fault_back_s", [max(one.back_s for one in strikes)], "s", "worst", 5, lower_is_better=True),
+        figure(
+            "fault_late_s", [max(one.late_s for one in strikes)], "s", "for scale: how late the clients' process was"
+        ),
     ]
     for act in ACTS:
         worst = max((cell for cell in cells if cell.act == act), key=lambda cell: cell.pause_s, default=None)
         if worst is not None:
             found.append(
                 figure(
-                    pause_id(act), [worst.pause_s], "s", f"worst: {_of(worst)}, {worst.phase}", 3, lower_is_better=True
+                    pause_id(act),
+                    [worst.pause_s],
+                    "s",
+                    f"worst: {_of(worst)}, {worst.phase}",
+                    _MOST_PAUSE_S,
+                    lower_is_better=True,
                 )
             )
     return found

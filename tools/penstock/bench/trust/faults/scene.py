@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -26,6 +27,7 @@ DEADLINE_S = 2.0
 _UNDER_WAY = 8
 """Tokens after which an answer is in its middle."""
 _BEGIN_S = 20.0
+_BEAT_S = 0.02
 _KEYS = [*TENANTS]
 _COUNTS: Mapping[Phase, int] = {"handing over": 1, "prefilling": 3, "queued": 3}
 """Requests of a phase that come when others are decoded. Long prompts are computed one by one: those behind the first
@@ -69,6 +71,8 @@ class Strike:
     """By how much a request outlived its deadline; below 0: it did not."""
     back_s: float
     """After the end of the fault, until a new request was answered."""
+    late_s: float = 0.0
+    """By how much this process, which measures all that, was late itself, at most."""
 
 
 class _Watched(SoakAnswer):
@@ -130,8 +134,9 @@ class FaultScene:
         """That service gets that fault: while the mesh is idle, and a request comes at once; or while requests are in
         all other phases. Raises NotBack when it does not come back."""
         await self.mesh.until_up()
-        clock = asyncio.get_running_loop().time
+        clock, over = asyncio.get_running_loop().time, asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
+            late = tasks.create_task(_late_s(over))
             running = [] if idle else await self._under_way(tasks)
             for one in running:
                 one.tokens = one.heard.tokens
@@ -144,9 +149,10 @@ class FaultScene:
             healed = clock()
             await self._ask(tasks, "idle", 0).task
             back_s = clock() - healed
+            over.set()
         await self.mesh.until_up()
         cells = [one.cell(service, act, begin, await self._right(one.wish)) for one in running]
-        return Strike(cells, due.result(), back_s)
+        return Strike(cells, due.result(), back_s, late.result())
 
     async def _under_way(self, tasks: asyncio.TaskGroup) -> list[_Asked]:
         """Requests in each phase."""
@@ -193,6 +199,18 @@ class FaultScene:
         begin = clock()
         await client.send(request)
         return clock() - begin - DEADLINE_S
+
+
+async def _late_s(over: asyncio.Event) -> float:
+    """By how much this process was late, at most, until `over`."""
+    clock, late_s = asyncio.get_running_loop().time, 0.0
+    while not over.is_set():
+        due = clock() + _BEAT_S
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(due):
+                await over.wait()
+        late_s = max(late_s, clock() - due)
+    return late_s
 
 
 def _asked_in(phase: Phase, name: str, number: int, size: float) -> SoakAsk:
