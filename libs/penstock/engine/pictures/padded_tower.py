@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from penstock.checkpoint import PaddedForm, PicturePart
 from penstock.checkpoint.pictures.padded import BLOCKS, EMBED, LAST_NORM, POSITIONS, PROJECTOR
-from penstock.engine.pictures.weights import EncoderWeights, Parts, attention, in_rows, stretches, turned_pairs
+from penstock.engine.pictures.weights import EncoderWeights, Parts, attention, in_heads, in_rows, turned_pairs
 
 if TYPE_CHECKING:
     from penstock.pictures.picture import Pixels
@@ -72,13 +72,14 @@ class PaddedTower:
     def _attention(self, x: Tensor, prefix: str, turn: Tensor) -> Parts:
         """[patches, hidden] -> the same."""
         weights = self._weights
-        parts: list[tuple[Tensor, Tensor, Tensor]] = []
-        for own in stretches(len(x)):
+
+        def heads(own: slice) -> tuple[Tensor, Tensor, Tensor]:
             normed = weights.norm(x[own], f"{prefix}norm0")
             made = weights.linear(normed, f"{prefix}wqkv").view(len(normed), 3, self.form.n_heads, -1)
-            parts.append((turned_pairs(made[:, 0], turn[own]), turned_pairs(made[:, 1], turn[own]), made[:, 2]))
-            yield
-        query, key, value = (torch.cat(part).transpose(0, 1).unsqueeze(0) for part in zip(*parts, strict=True))
+            return turned_pairs(made[:, 0], turn[own]), turned_pairs(made[:, 1], turn[own]), made[:, 2]
+
+        found = yield from in_heads(len(x), heads)
+        query, key, value = (part.transpose(0, 1).unsqueeze(0) for part in found)
         mixed = yield from attention(query, key, value)
         rows = mixed[0].transpose(0, 1).flatten(1)
         return (yield from in_rows(rows, lambda own: weights.linear(own, f"{prefix}wo")))

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from penstock.checkpoint import PatchForm, PicturePart
 from penstock.checkpoint.pictures.patches import MERGER, PATCHES
-from penstock.engine.pictures.weights import EncoderWeights, Parts, attention, in_rows, stretches
+from penstock.engine.pictures.weights import EncoderWeights, Parts, attention, in_heads, in_rows
 
 if TYPE_CHECKING:
     from penstock.pictures.picture import Pixels
@@ -91,14 +91,13 @@ class PatchTower:
         self, x: Tensor, prefix: str, turn: tuple[Tensor, Tensor], sizes: Sequence[tuple[int, int]]
     ) -> Parts:
         """[patches, hidden] -> the same; `sizes` are how many windows there are of how many patches."""
-        parts: list[tuple[Tensor, Tensor, Tensor]] = []
-        for rows in stretches(len(x)):
-            normed = self._norm(x[rows], f"{prefix}norm1")
+
+        def heads(rows: slice) -> tuple[Tensor, Tensor, Tensor]:
+            normed, angles = self._norm(x[rows], f"{prefix}norm1"), (turn[0][rows], turn[1][rows])
             made = self._weights.linear(normed, f"{prefix}attn.qkv").view(len(normed), 3, self.form.n_heads, -1)
-            angles = turn[0][rows], turn[1][rows]
-            parts.append((_turned(made[:, 0], *angles), _turned(made[:, 1], *angles), made[:, 2]))
-            yield
-        query, key, value = (torch.cat(part) for part in zip(*parts, strict=True))
+            return _turned(made[:, 0], *angles), _turned(made[:, 1], *angles), made[:, 2]
+
+        query, key, value = yield from in_heads(len(x), heads)
         mixed, first = [], 0
         for count, size in sizes:
             own = slice(first, first + count * size)

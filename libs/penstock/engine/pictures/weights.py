@@ -40,6 +40,18 @@ def in_rows(x: Tensor, work: Callable[[Tensor], Tensor]) -> Parts:
     return torch.cat(found) if len(found) > 1 else found[0]
 
 
+def in_heads(
+    rows: int, work: Callable[[slice], tuple[Tensor, Tensor, Tensor]]
+) -> Generator[None, None, tuple[Tensor, Tensor, Tensor]]:
+    """Queries, keys and values, [rows, heads, head_dim] each, which `work` makes of a stretch of rows."""
+    found = []
+    for own in stretches(rows):
+        found.append(work(own))
+        yield
+    query, key, value = (torch.cat(part) for part in zip(*found, strict=True))
+    return query, key, value
+
+
 def attention(query: Tensor, key: Tensor, value: Tensor) -> Parts:
     """[windows, heads, rows, head_dim] each -> the same: the rows of a window look at all of it."""
     windows, _, size, _ = query.shape
