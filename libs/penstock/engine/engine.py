@@ -33,6 +33,7 @@ from penstock.engine.hooks import Drafter, KvSink, KvSource, LoadResult, Relay
 from penstock.engine.lane import Lane, watching
 from penstock.engine.layers.adapters import AdapterWeights
 from penstock.engine.loading.loads import Loads
+from penstock.engine.looking import Looking
 from penstock.engine.models.packed import PackedWeights
 from penstock.engine.pace import StepPace
 from penstock.engine.pages import PagePool
@@ -62,8 +63,6 @@ from penstock.runtime.turns.baton import Baton
 _LOOK_S = 0.02
 """Between two looks whether other workers on the same cores leave them to sequences that yield."""
 _log = logging.getLogger(__name__)
-_SEEING_S, _LEAST_SEEING_S = 0.05, 0.005
-"""For how long pictures are computed at a time where no stream waits for its next step, and at least where one does."""
 _COPIERS = 4
 """Threads that copy loaded KV: more would not make memory faster."""
 
@@ -109,6 +108,15 @@ class Engine:
         self._scheduler = Scheduler(limits, self.pool)
         self._counters = Counters()
         self._pace = StepPace(config, self._counters, self._scheduler.crowd, runner, helpers.baton)
+        self._looking = Looking(
+            self.shown,
+            self._scheduler,
+            self._counters,
+            self._pace,
+            lane=helpers.lane,
+            hand_out=self._hand_out,
+            failed=self._blind,
+        )
         self._wake = asyncio.Event()
         vocab_size = checkpoint.config.vocab_size
         heading = None
@@ -410,10 +418,10 @@ class Engine:
                     continue
             if self._flights:
                 await self._finish_first()
-                await self._see()
+                await self._looking.go_on(between=not self._flights)
                 continue
             self._hand_out()
-            if await self._see():
+            if await self._looking.go_on(between=True):
                 continue
             if not self._closing:
                 stalled = not await self._woken()
@@ -488,39 +496,12 @@ class Engine:
         self._hand_out()
         self._news = outlets
 
-    async def _see(self) -> bool:
-        """Has a part of the embeddings computed which a sequence lacks, for about as long as a step of the streams
-        takes; whether there is such a sequence, which may be computed now."""
-        shown = self.shown
-        if shown is None:
-            return False
-        live = self._scheduler.seeing()
-        prompts, streams = self._scheduler.crowd()
-        if live is not None and live.request.yields and (prompts or streams or not self._pace.leftover(True).alone_s):
-            return False
-        if live is None:
-            if shown.begun:
-                await self._lane.call(shown.give_up)
-            return False
-        seconds = min(_SEEING_S, max(_LEAST_SEEING_S, self._counters.decode_step_s)) if streams else _SEEING_S
-        if not self._flights:
-            self._counters.begin()
-        began = time.monotonic()
-        try:
-            await self._lane.call(self._look, shown, live, seconds, begun=self._hand_out)
-        except Exception as error:
-            _log.exception("the pictures of %s failed", live.owner)
-            outlet = self._outlets.get(live.id)
-            if outlet is not None and outlet.live is live:
-                self._fail(outlet, EngineError(f"a picture can't be computed: {error}"))
-        self._counters.looked(began, time.monotonic(), between=not self._flights)
-        return True
-
-    def _look(self, shown: ShownTiles, live: Live, seconds: float) -> None:
-        """In the lane."""
-        if live.pictures is not None:
-            with self._pace.turn(()):
-                shown.advance(live.pictures, live.computed, live.computed + self._scheduler.sight, seconds)
+    def _blind(self, live: Live, error: Exception) -> None:
+        """The pictures of a sequence can't be computed."""
+        _log.error("the pictures of %s can't be computed", live.owner, exc_info=error)
+        outlet = self._outlets.get(live.id)
+        if outlet is not None and outlet.live is live:
+            self._fail(outlet, EngineError(f"a picture can't be computed: {error}"))
 
     def _expected_s(self, flight: Flight) -> float:
         """Of a step that is not alone in the lane; else the lane says it, when the step has its turn."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import warnings
+from dataclasses import replace
 
 import pytest
+from tests.libs.engine.rank_threads import in_threads
 from tests.libs.engine.seeing import asked, engine_config
 from tests.libs.engine.test_pictures import GREEDY, Seeing, drawn, prompt
 
@@ -47,8 +50,9 @@ def slowed(engine):
     return tower
 
 
-async def test_streams_go_on_and_others_begin_beside_a_picture_that_takes_long(seeing, kit):
-    async with Engine.open(engine_config(seeing)) as engine:
+@pytest.mark.parametrize("stages", [1, 2])
+async def test_streams_go_on_and_others_begin_beside_a_picture_that_takes_long(seeing, kit, stages):
+    async with Engine.open(replace(engine_config(seeing), pp=stages), load=in_threads) as engine:
         tower = slowed(engine)
         stream = engine.generate(kit.request("stream", 20, kit.greedy(400)))
         await anext(stream)
@@ -63,6 +67,44 @@ async def test_streams_go_on_and_others_begin_beside_a_picture_that_takes_long(s
         assert await looking == 0
         await stream.aclose()
         assert engine.shown.computed == 1
+
+
+class Listening:
+    """A tower whose parts wait until the reader of a stream has all of its tokens."""
+
+    def __init__(self, tower, live):
+        self._tower, self._live = tower, live
+        self._heard = threading.Condition()
+        self._read = 0
+        self.had_all = []
+
+    def hears(self, tokens):
+        with self._heard:
+            self._read += tokens
+            self._heard.notify()
+
+    def parts(self, pixels):
+        for _ in range(3):
+            with self._heard:
+                self.had_all.append(self._heard.wait_for(lambda: self._read == self._live.generated, 10))
+            yield
+        return (yield from self._tower.parts(pixels))
+
+
+async def test_tokens_are_handed_out_while_a_picture_is_computed(seeing, kit):
+    """Those of the step before, whose reader need not wait for the next step."""
+    async with Engine.open(engine_config(seeing)) as engine:
+        stream = engine.generate(kit.request("stream", 20, kit.greedy(200)))
+        first = await anext(stream)
+        [outlet] = engine._outlets.values()
+        engine.shown._tower = tower = Listening(engine.shown._tower, outlet.live)
+        tower.hears(len(first.tokens))
+        looking = asyncio.create_task(asked(engine, kit, seeing, "picture", prompt(seeing.form, 9, drawn(9), 12)))
+        while not looking.done():
+            tower.hears(len((await anext(stream)).tokens))
+        await stream.aclose()
+        assert await looking == 0
+    assert tower.had_all == [True] * 3
 
 
 async def test_the_text_before_a_picture_is_computed_meanwhile(seeing, kit):

@@ -67,7 +67,8 @@ class ShownTiles:
         return any(own is not None and own.any_between(run.start, run.end) for own, run in shown)
 
     def rows(self, order: Sequence[Rows]) -> ShownRows | None:
-        """For a step of these runs, laid end to end; None where it has no rows of pictures."""
+        """For a step of these runs, laid end to end; None where it has no rows of pictures. What `advance` has not
+        computed is computed now."""
         numbers: list[int] = []
         found: list[Tensor] = []
         first = 0

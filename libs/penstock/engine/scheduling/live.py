@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from penstock.engine.step.pictures import PictureRows
     from penstock.grammar.guide import Guide
     from penstock.kv.identity import Chain
-    from penstock.pictures.picture import Picture
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -114,9 +113,9 @@ class Live:
         """Of the request."""
         return self.run.pictures
 
-    def missing(self, sight: int) -> tuple[Picture, int] | None:
-        """The first tile among its next `sight` tokens whose embeddings are not there yet, see PictureRows."""
-        return None if self.pictures is None else self.pictures.missing(self.computed, self.computed + sight)
+    def lacks(self, sight: int) -> bool:
+        """Whether embeddings of pictures among its next `sight` tokens are not there yet."""
+        return self.pictures is not None and self.pictures.missing(self.computed, self.computed + sight) is not None
 
     def visible(self, start: int) -> int:
         """As in Schedulable."""

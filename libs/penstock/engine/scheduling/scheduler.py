@@ -228,7 +228,7 @@ class Scheduler:
         """The first, by its place, that lacks embeddings for its next step, of those that run and the next with
         pictures that may begin. So embeddings wait for few."""
         waiting = (live for live in self.next_in_line() if live.pictures is not None)
-        lack = (live for live in (*self._running, *islice(waiting, 1)) if live.missing(self.sight) is not None)
+        lack = (live for live in (*self._running, *islice(waiting, 1)) if live.lacks(self.sight))
         return min(lack, key=_by_place, default=None)
 
     def next_step(
