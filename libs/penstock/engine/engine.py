@@ -33,7 +33,6 @@ from penstock.engine.hooks import Drafter, KvSink, KvSource, LoadResult, Relay
 from penstock.engine.lane import Lane, watching
 from penstock.engine.layers.adapters import AdapterWeights
 from penstock.engine.loading.loads import Loads
-from penstock.engine.looking import Looking
 from penstock.engine.models.packed import PackedWeights
 from penstock.engine.pace import StepPace
 from penstock.engine.pages import PagePool
@@ -44,6 +43,7 @@ from penstock.engine.sampling.choice import Chosen
 from penstock.engine.scheduling.live import Live, new_live
 from penstock.engine.scheduling.scheduler import Ended, Scheduler
 from penstock.engine.scheduling.situation import StepLimits
+from penstock.engine.seeing import Seeing
 from penstock.engine.speculation.asking import Speculation
 from penstock.engine.speculation.guess import Guess
 from penstock.engine.speculation.head.guessing import HeadGuesser
@@ -108,7 +108,7 @@ class Engine:
         self._scheduler = Scheduler(limits, self.pool)
         self._counters = Counters()
         self._pace = StepPace(config, self._counters, self._scheduler.crowd, runner, helpers.baton)
-        self._looking = Looking(
+        self._seeing = Seeing(
             self.shown,
             self._scheduler,
             self._counters,
@@ -418,10 +418,10 @@ class Engine:
                     continue
             if self._flights:
                 await self._finish_first()
-                await self._looking.go_on(between=not self._flights)
+                await self._seeing.go_on(between=not self._flights)
                 continue
             self._hand_out()
-            if await self._looking.go_on(between=True):
+            if await self._seeing.go_on(between=True):
                 continue
             if not self._closing:
                 stalled = not await self._woken()

@@ -100,7 +100,7 @@ def prompt(*parts):
 def test_the_embeddings_of_a_picture(seeing, rows, columns, parts, monkeypatch):
     """Of whole windows, cut ones, and one cell."""
     if parts == "small":
-        monkeypatch.setattr(weights, "_ROWS", 3)
+        monkeypatch.setattr(weights, "_PRODUCTS", 3 * VISION["hidden_size"] ** 2)
         monkeypatch.setattr(weights, "_SCORES", 40)
     tower = PatchTower(inspect(seeing.directory).pictures, torch.float32, torch.device("cpu"))
     picture = drawn(1, rows, columns)

@@ -78,7 +78,7 @@ class PaddedTower:
             made = weights.linear(normed, f"{prefix}wqkv").view(len(normed), 3, self.form.n_heads, -1)
             return turned_pairs(made[:, 0], turn[own]), turned_pairs(made[:, 1], turn[own]), made[:, 2]
 
-        found = yield from in_heads(len(x), heads)
+        found = yield from in_heads(x, heads)
         query, key, value = (part.transpose(0, 1).unsqueeze(0) for part in found)
         mixed = yield from attention(query, key, value)
         rows = mixed[0].transpose(0, 1).flatten(1)

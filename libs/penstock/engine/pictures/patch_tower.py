@@ -97,7 +97,7 @@ class PatchTower:
             made = self._weights.linear(normed, f"{prefix}attn.qkv").view(len(normed), 3, self.form.n_heads, -1)
             return _turned(made[:, 0], *angles), _turned(made[:, 1], *angles), made[:, 2]
 
-        query, key, value = yield from in_heads(len(x), heads)
+        query, key, value = yield from in_heads(x, heads)
         mixed, first = [], 0
         for count, size in sizes:
             own = slice(first, first + count * size)

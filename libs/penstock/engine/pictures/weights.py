@@ -18,34 +18,37 @@ if TYPE_CHECKING:
 
 
 Parts = Generator[None, None, Tensor]
-"""Work that stops between its parts, and gives a tensor at its end. A part is as large for any picture: what multiplies
-matrices does so for some of the rows."""
-_ROWS = 256
-"""Of a product, in a part."""
+"""Work that stops between its parts, and gives a tensor at its end. A part is no larger for a larger picture: what
+multiplies matrices does so for some of the rows."""
+_PRODUCTS = 1 << 29
+"""Of a part, by a square matrix as wide as its rows: in a wide encoder 300 rows, in a narrow one all of a picture,
+which is quicker."""
 _SCORES = 1 << 20
 """Of attention, in a part: pairs of rows."""
 
 
-def stretches(rows: int) -> Iterator[slice]:
-    """Those of a part each."""
-    return (slice(first, first + _ROWS) for first in range(0, rows, _ROWS))
+def _stretches(x: Tensor) -> Iterator[slice]:
+    """Rows of [rows, width], those of a part each."""
+    count, width = x.shape
+    each = max(1, _PRODUCTS // width**2)
+    return (slice(first, first + each) for first in range(0, count, each))
 
 
 def in_rows(x: Tensor, work: Callable[[Tensor], Tensor]) -> Parts:
     """What `work` makes of [rows, width], of which each row is for itself."""
     found = []
-    for own in stretches(len(x)):
+    for own in _stretches(x):
         found.append(work(x[own]))
         yield
     return torch.cat(found) if len(found) > 1 else found[0]
 
 
 def in_heads(
-    rows: int, work: Callable[[slice], tuple[Tensor, Tensor, Tensor]]
+    x: Tensor, work: Callable[[slice], tuple[Tensor, Tensor, Tensor]]
 ) -> Generator[None, None, tuple[Tensor, Tensor, Tensor]]:
-    """Queries, keys and values, [rows, heads, head_dim] each, which `work` makes of a stretch of rows."""
+    """Queries, keys and values, [rows, heads, head_dim] each, which `work` makes of these rows of [rows, width]."""
     found = []
-    for own in stretches(rows):
+    for own in _stretches(x):
         found.append(work(own))
         yield
     query, key, value = (torch.cat(part) for part in zip(*found, strict=True))

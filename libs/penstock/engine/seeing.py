@@ -17,7 +17,7 @@ _TURN_S, _LEAST_TURN_S = 0.05, 0.005
 does."""
 
 
-class Looking:
+class Seeing:
     """Has embeddings computed that sequences lack, in turns with steps. Belongs to the engine's event loop."""
 
     def __init__(
