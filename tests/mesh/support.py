@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -160,6 +160,19 @@ async def drafting(http: httpx2.AsyncClient, mesh: Mesh) -> None:
         while not drafted:
             usage = (await ask(http, mesh, prompt("warm", 20), sampling)).usage
             drafted = usage["penstock"]["drafts"]["verified"]["model"]
+
+
+REDIS = "redis-server unixsocket"
+"""What the command line of a mesh's Redis says, and of no service that is told where it is."""
+
+
+def found(supervisor: int, what: str) -> list[psutil.Process]:
+    """The processes of a mesh with these words on their command line."""
+    chosen: list[psutil.Process] = []
+    for child in psutil.Process(supervisor).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            chosen += [child] if what in " ".join(child.cmdline()) else []
+    return chosen
 
 
 async def until(fact: Callable[[], bool], what: str, seconds: float = 10) -> None:

@@ -6,13 +6,15 @@ import asyncio
 import json
 import os
 import signal
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import httpx2
 import psutil
 import pytest
+import redis
 
-from .support import up
+from .support import REDIS, found, until, up
 
 WISH = "Tell me of the sea, and of a whale. " * 4
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
@@ -47,7 +49,7 @@ class Client:
 
     async def ask(self) -> str:
         """The whole text."""
-        pieces = 0
+        pieces, seen = 0, ""
         while True:
             for url in self._urls:
                 try:
@@ -61,10 +63,12 @@ class Client:
                                 if line == "data: [DONE]":
                                     return self.text
                                 if line.startswith("id: "):
-                                    self._headers["last-event-id"] = line[4:]
+                                    seen = line[4:]  # what comes after it may not arrive
                                 elif line.startswith("data: "):
                                     if self._read(json.loads(line[6:])):
                                         return self.text
+                                    if seen:
+                                        self._headers["last-event-id"] = seen
                                     pieces += 1
                                     if pieces > 10:
                                         self.heard.set()
@@ -113,6 +117,8 @@ async def test_a_gateway_that_dies_or_stands_still_costs_no_answer(number, path,
         clients = [Client(urls, name, path) for name in names]
         running = [asyncio.create_task(client.ask()) for client in clients]
         await asyncio.gather(*(client.heard.wait() for client in clients))
+        if more:
+            await until(partial(kept, process.pid, len(clients)), "answers in Redis")
         assert not all(task.done() for task in running)
         os.kill(addresses[first], number)
         if number is signal.SIGSTOP:
@@ -130,6 +136,15 @@ async def test_a_gateway_that_dies_or_stands_still_costs_no_answer(number, path,
             assert any(recalled) == bool(more)
         else:
             os.kill(addresses[first], signal.SIGCONT)
+
+
+def kept(supervisor: int, answers: int) -> bool:
+    """Whether the Redis of a mesh has tokens of so many answers."""
+    [server] = found(supervisor, REDIS)
+    path = server.cmdline()[0].partition("unixsocket:")[2]
+    with redis.Redis(unix_socket_path=path) as client:
+        names = cast("list[bytes]", client.keys("penstock:answers:*"))
+    return sum(not name.endswith(b":over") for name in names) >= answers
 
 
 def _option(child: psutil.Process, name: str) -> str:

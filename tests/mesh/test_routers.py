@@ -8,7 +8,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from itertools import cycle
 
 import httpx2
@@ -21,7 +21,7 @@ from penstock.v1 import router_pb2
 from penstock.worker import rotation
 from penstock.worker.worker import Worker
 
-from .support import BLOCK, body_of, process, prompt, until, up
+from .support import BLOCK, REDIS, body_of, found, process, prompt, until, up
 
 TURNS, SESSIONS, GROWTH = 6, 8, 3 * BLOCK
 MISSED = 0.1
@@ -111,17 +111,8 @@ class Trace:
         self._texts[session] = text + found["choices"][0]["token_ids"] + prompt(f"{session}/{number}", self._growth)
 
 
-ROUTER, REDIS = "--name router-0", "redis-server unixsocket"
-"""What stands on the command lines of these, and of no service that is told where they are."""
-
-
-def found(supervisor: int, what: str) -> list[psutil.Process]:
-    """The processes of a mesh with these words on their command line."""
-    chosen: list[psutil.Process] = []
-    for child in psutil.Process(supervisor).children(recursive=True):
-        with suppress(psutil.NoSuchProcess):
-            chosen += [child] if what in " ".join(child.cmdline()) else []
-    return chosen
+ROUTER = "--name router-0"
+"""What stands on its command line, and on that of no service that is told where it is."""
 
 
 async def test_kill_9_in_a_mesh_that_shares_a_redis() -> None:
