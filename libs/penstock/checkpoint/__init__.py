@@ -6,10 +6,10 @@ can load or raises `CheckpointError` with the file and the reason.
 
 from penstock.checkpoint.adapter import AdaptedPart, AdapterCheckpoint, adapter_of_rank, inspect_adapter
 from penstock.checkpoint.attention import KvForm, Latent, Temperature
-from penstock.checkpoint.directory import Checkpoint, Rank, RankPart, inspect
+from penstock.checkpoint.directory import Checkpoint, ExpertCopies, Rank, RankPart, inspect
 from penstock.checkpoint.draft_head import HEAD_EMBEDDING, HeadCheckpoint, inspect_head
 from penstock.checkpoint.errors import CheckpointError
-from penstock.checkpoint.experts import Experts
+from penstock.checkpoint.experts import Experts, HeldExpert
 from penstock.checkpoint.families import SUPPORTED
 from penstock.checkpoint.fingerprint import fingerprint, tokenizer_fingerprint
 from penstock.checkpoint.model_config import ModelConfig
@@ -34,8 +34,10 @@ __all__ = [
     "AdapterCheckpoint",
     "Checkpoint",
     "CheckpointError",
+    "ExpertCopies",
     "Experts",
     "HeadCheckpoint",
+    "HeldExpert",
     "KvForm",
     "Latent",
     "LayerNames",

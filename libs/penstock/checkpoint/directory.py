@@ -27,6 +27,9 @@ from penstock.checkpoint.tensors import (
 )
 from penstock.checkpoint.tokenizer_file import tokenizer_file
 
+ExpertCopies = tuple[tuple[tuple[int, ...], ...], ...]
+"""By layer of a model and by group of ranks: experts of other groups of which that one has copies."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rank:
@@ -38,6 +41,8 @@ class Rank:
     """Experts are divided among so many groups of ranks; the ranks of a group divide each."""
     layers: range | None = None
     """Those that they compute; None: all."""
+    copies: ExpertCopies | None = None
+    """None: each expert is in one group."""
 
     @property
     def beside(self) -> int:

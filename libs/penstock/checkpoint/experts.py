@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from penstock.checkpoint.families import Family, Routing
 from penstock.checkpoint.reading import Reader
+
+
+class HeldExpert(NamedTuple):
+    """An expert of a layer that a process has, and which of the rows that have chosen it are computed there: those at
+    positions that leave `turn` when they are divided by `copies`."""
+
+    number: int
+    turn: int = 0
+    copies: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +44,12 @@ class Experts:
     """Inner size of a block that all tokens go through as well; 0: there is none."""
     weighs_inputs: bool = False
     """The weight multiplies what goes into an expert instead of what comes out (Llama 4)."""
-    held: range | None = None
-    """Those that this process has; None: all."""
+    held: tuple[tuple[HeldExpert, ...], ...] | None = None
+    """By layer, those that this process has, their numbers growing; None: all."""
 
-    @property
-    def own(self) -> range:
-        """Their numbers, of those that this process has."""
-        return range(self.count) if self.held is None else self.held
+    def own(self, layer: int) -> Sequence[HeldExpert]:
+        """Those of a layer that this process has."""
+        return [HeldExpert(number) for number in range(self.count)] if self.held is None else self.held[layer]
 
 
 def parse_experts(read: Reader, family: Family, layers: int) -> Experts | None:

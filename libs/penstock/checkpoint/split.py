@@ -3,7 +3,8 @@
 Each has some of the attention's heads and a part of the inner size of every feed-forward block: rows of the matrices
 that lead there, columns of those that lead back. What comes back is summed over all. The last matrix is cut by tokens;
 norms, routers and what makes the common vector of latent attention are there whole, and so is the embedding, of which
-rows are read when they are needed. Experts may be divided among groups of ranks instead, whole ones to each.
+rows are read when they are needed. Experts may be divided among groups of ranks instead, whole ones to each;
+some of them may be in more than one group, which take turns.
 
 Layers may be divided as well, among stages that pass on what they have made of a step's rows (Huang et al., "GPipe",
 2019): the last one has the last matrix.
@@ -16,7 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from penstock.checkpoint.directory import Checkpoint, Rank, RankPart
-from penstock.checkpoint.experts import Experts
+from penstock.checkpoint.experts import Experts, HeldExpert
 from penstock.checkpoint.model_config import ModelConfig
 from penstock.checkpoint.naming import layer_names
 from penstock.checkpoint.tensors import EMBEDDING, HEAD
@@ -102,7 +103,7 @@ def config_of_rank(config: ModelConfig, rank: Rank) -> ModelConfig:
     experts = config.experts
     if experts is not None:
         inner, shared = len(_inner(experts, rank)), size(experts.shared_size) if experts.shared_size else 0
-        experts = replace(experts, intermediate_size=inner, shared_size=shared, held=_experts(experts, rank))
+        experts = replace(experts, intermediate_size=inner, shared_size=shared, held=_held(experts, rank))
     return replace(
         config,
         vocab_size=size(config.vocab_size),
@@ -114,11 +115,27 @@ def config_of_rank(config: ModelConfig, rank: Rank) -> ModelConfig:
     )
 
 
-def _experts(experts: Experts, rank: Rank) -> range:
-    """Those that a rank has."""
+def expert_owners(experts: Experts, rank: Rank, layer: int) -> list[list[int]]:
+    """For each expert of a layer, the groups of ranks that have it, growing."""
     each = experts.count // rank.expert_groups
-    first = rank.number // rank.beside * each
-    return range(first, first + each)
+    owners = [[expert // each] for expert in range(experts.count)]
+    for group, copied in enumerate(rank.copies[layer] if rank.copies else ()):
+        for expert in copied:
+            owners[expert].append(group)
+    return [sorted(groups) for groups in owners]
+
+
+def _held(experts: Experts, rank: Rank) -> tuple[tuple[HeldExpert, ...], ...]:
+    """By layer, those that a rank has."""
+    own = rank.number // rank.beside
+    return tuple(
+        tuple(
+            HeldExpert(expert, groups.index(own), len(groups))
+            for expert, groups in enumerate(expert_owners(experts, rank, layer))
+            if own in groups
+        )
+        for layer in range(len(experts.layers))
+    )
 
 
 def _inner(experts: Experts, rank: Rank) -> range:
@@ -183,7 +200,7 @@ class _Cuts:
             yield from self._columns(f"{prefix}{names.all_gate_up}", 2, (own, ups))
             yield from self._columns(f"{prefix}{names.all_down}", 1, (own,))
             return
-        for expert in _experts(experts, self._rank):
+        for expert, _, _ in _held(experts, self._rank)[layer]:
             gate_up = [name.format(expert) for name in names.expert_gate_up]
             yield from self._block(prefix, gate_up, names.expert_down.format(expert), inner, own)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from penstock.checkpoint import Checkpoint, ModelConfig, Rank, check_expert_groups, check_split
+from penstock.checkpoint import Checkpoint, Experts, ModelConfig, Rank, check_expert_groups, check_split
 from penstock.engine.config import EngineSettings
 from penstock.engine.errors import RequestRefused, RequestTooLong
 from penstock.engine.kernels.cpu.shapes import misfit
@@ -86,6 +86,9 @@ def _check_ranks(settings: EngineSettings, model: ModelConfig) -> None:
         check_expert_groups(model, Rank(0, settings.tp, settings.ep))
     except ValueError as error:
         raise ConfigError("ep", settings.ep, str(error)) from error
+    if model.experts is not None and settings.redundant_experts > (most := _others(model.experts, settings.ep)):
+        right = f"must be at most {most}, the experts of a layer that a group does not have anyway"
+        raise ConfigError("redundant_experts", settings.redundant_experts, right)
     if settings.pp > model.n_layers:
         raise ConfigError("pp", settings.pp, f"must be at most the {model.n_layers} layers of the model")
     if settings.pp > 1 and settings.draft_head not in ("", "none") and settings.draft_tokens:
@@ -93,6 +96,10 @@ def _check_ranks(settings: EngineSettings, model: ModelConfig) -> None:
     if settings.device != "cpu":
         name = "tp" if settings.tp > 1 else "pp"
         raise ConfigError(name, getattr(settings, name), f"needs device cpu, not {settings.device}")
+
+
+def _others(experts: Experts, groups: int) -> int:
+    return experts.count - experts.count // groups
 
 
 def check_request(request: Request, vocab_size: int, max_model_len: int) -> None:

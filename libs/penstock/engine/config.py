@@ -46,6 +46,8 @@ class EngineSettings:
     ep: int = 1
     """Groups of the processes of a stage among which the experts of a model are divided, whole ones to each; the
     processes of a group divide each expert. It must divide their number, and that of the experts."""
+    redundant_experts: int = 0
+    """Most experts of each layer of which a group of `ep` has copies, so that busy ones are computed by several."""
     threads: int = 0
     """Threads that compute one step, in each rank; 0: one for each core of this process, fewer for a small model.
     `penstock up` divides the cores among its workers."""
@@ -140,6 +142,10 @@ class EngineSettings:
         at_least(self, 0, "max_model_len", "packed_bytes", "itl_target_ms", "lookup_tokens")
         within(self, 0, _MOST_THREADS, "threads")
         within(self, 1, _MOST_RANKS, "tp", "pp", "ep")
+        at_least(self, 0, "redundant_experts")
+        if self.redundant_experts and (self.ep == 1 or self.pp > 1):
+            right = "needs ep of 2 or more, for copies to be in several groups, and pp 1"
+            raise ConfigError("redundant_experts", self.redundant_experts, right)
         within(self, 0, 1, "resident_share")
         within(self, 0.01, 1, "tenant_share")
         within(self, 0, _MOST_DRAFTS, "draft_tokens")

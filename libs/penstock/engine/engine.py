@@ -27,6 +27,7 @@ from penstock.engine.flight import Flight
 from penstock.engine.forward.accepting import credited
 from penstock.engine.forward.halving import answers_of
 from penstock.engine.forward.model import Computes, ComputesInStages, InRanks, Load, load_model, set_threads
+from penstock.engine.forward.redundancy import note_rows
 from penstock.engine.forward.runner import BegunStep
 from penstock.engine.grammars import RequestRules
 from penstock.engine.hooks import Drafter, KvSink, KvSource, LoadResult, Relay
@@ -182,6 +183,8 @@ class Engine:
                 others = ranks if isinstance(ranks, InRanks) else None
                 if others is not None:
                     ending.push_async_callback(lane.call, others.close)
+                if config.redundant_experts:
+                    ending.push_async_callback(lane.call, _note_rows, checkpoint, runner)
                 lookup = await open_lookup(config, stack)
                 head = await lane.call(open_head, config, checkpoint, runner)
                 failure: Exception | None = None
@@ -287,13 +290,8 @@ class Engine:
 
     @property
     def expert_imbalance(self) -> float:
-        """Rows of the busiest of the groups among which experts are divided : the average of all; 0 where no rows of
-        experts were counted yet."""
-        rows: Sequence[int] = getattr(self._runner, "expert_rows", ())
-        groups = self.config.ep
-        each = len(rows) // groups
-        sums = [sum(rows[first : first + each]) for first in range(0, len(rows), each)] if each else []
-        return max(sums) * groups / sum(sums) if any(sums) else 0.0
+        """See Runner."""
+        return getattr(self._runner, "expert_imbalance", 0.0)
 
     @property
     def shown(self) -> ShownTiles | None:
@@ -566,3 +564,7 @@ class Engine:
         news, self._news = self._news, ()
         for outlet in news:
             outlet.tell()
+
+
+def _note_rows(checkpoint: Checkpoint, runner: Computes) -> None:
+    note_rows(checkpoint, getattr(runner, "expert_rows", ()))

@@ -149,5 +149,19 @@ def test_experts_that_cannot_be_divided_are_refused(tmp_path, name, groups, reas
 def test_groups_have_whole_experts_and_their_ranks_divide_each(tmp_path):
     checkpoint = inspect(write_checkpoint(tmp_path / "model", MODELS["experts"]))
     parts = [part_of(checkpoint, Rank(rank, 4, 2), "f").config.experts for rank in range(4)]
-    assert [part.own for part in parts] == [range(2), range(2), range(2, 4), range(2, 4)]
+    assert [[own.number for own in part.own(0)] for part in parts] == [[0, 1], [0, 1], [2, 3], [2, 3]]
     assert [part.intermediate_size for part in parts] == [checkpoint.config.experts.intermediate_size // 2] * 4
+
+
+def test_groups_take_turns_at_experts_that_several_have(tmp_path):
+    checkpoint = inspect(write_checkpoint(tmp_path / "model", MODELS["experts"]))
+    layers = len(checkpoint.config.experts.layers)
+    copies = (((3,), (0,)), *[((), ())] * (layers - 1))
+    parts = [part_of(checkpoint, Rank(rank, 2, 2, copies=copies), "f") for rank in range(2)]
+    first, second = [part.config.experts.own(0) for part in parts]
+    assert first == ((0, 0, 2), (1, 0, 1), (3, 0, 2))
+    assert second == ((0, 1, 2), (2, 0, 1), (3, 1, 2))
+    assert [own.number for own in parts[0].config.experts.own(layers - 1)] == [0, 1]
+    held = [{name for name in part.part.pieces if "layers.0." in name and ".experts." in name} for part in parts]
+    assert len(held[0]) == len(held[1]) == 3 * 3
+    assert len(held[0] & held[1]) == 2 * 3

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.checkpoint import Experts
+from penstock.checkpoint import Experts, HeldExpert
 from penstock.engine.kernels.cpu.machine import Machine
 from penstock.engine.kernels.cpu.matrix import PackedMatrix
 from penstock.engine.kernels.rounding import dequantised
@@ -91,3 +93,35 @@ def test_packed_experts_equal_the_naive_loop(kind, hidden, inner):
         x = torch.randn(rows, hidden)
         found, expected = feed_forward(x, packed, "silu"), naive_routed(x, block, "silu")
         torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("kind", [None, "float32"])
+@pytest.mark.parametrize(
+    "more", [{}, {"sigmoid": True, "weighs_inputs": True, "normalised": False}], ids=["", "llama 4"]
+)
+def test_groups_that_share_experts_say_together_what_one_process_says(kind, more):
+    """Each row at each expert once; by whom, its position says alone."""
+    torch.manual_seed(7)
+    machine, whole = Machine(1), block_of(rule_of(5, 2, **more), 16, 16)
+    turns = [(HeldExpert(0, 0, 2), HeldExpert(1), HeldExpert(3, 1, 3)), (HeldExpert(2), HeldExpert(3, 0, 3))]
+    turns.append((HeldExpert(0, 1, 2), HeldExpert(3, 2, 3), HeldExpert(4)))
+
+    def matrix(own: torch.Tensor) -> torch.Tensor | PackedMatrix:
+        return own if kind is None else PackedMatrix.pack(machine, own, None, kind)
+
+    parts = [
+        replace(
+            whole,
+            gate_up=[matrix(whole.gate_up[one.number]) for one in held],
+            down=[matrix(whole.down[one.number]) for one in held],
+            held=held,
+        )
+        for held in turns
+    ]
+    x, positions = torch.randn(40, 16), torch.randperm(40)
+    found = [feed_forward(x, part, "silu", positions) for part in parts]
+    close(sum(found), naive_routed(x, whole, "silu"))
+    for row in range(40):
+        own = [feed_forward(x[row : row + 1], part, "silu", positions[row : row + 1])[0] for part in parts]
+        for alone, beside in zip(own, found, strict=True):
+            close(alone, beside[row])

@@ -60,7 +60,7 @@ class Following:
         own = range(*setup.stages[setup.stage])
         whole = inspect(config.model, config.max_model_len or None)
         self.setup, self.config, self.whole = setup, config, whole
-        self._rank = Rank(setup.rank, setup.ranks, config.ep, own if self.stages > 1 else None)
+        self._rank = Rank(setup.rank, setup.ranks, config.ep, own if self.stages > 1 else None, setup.copies)
         self.checkpoint = part_of(whole, self._rank, setup.fingerprint)
         model = whole.config
         self.vocab_size = model.vocab_size

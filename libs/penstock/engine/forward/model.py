@@ -12,6 +12,7 @@ from penstock.checkpoint import Checkpoint, remembered_fingerprint, tokenizer_fi
 from penstock.engine.config import EngineConfig
 from penstock.engine.errors import EngineError
 from penstock.engine.forward.balance import stage_layers
+from penstock.engine.forward.redundancy import expert_copies
 from penstock.engine.forward.runner import CACHE, BegunStep, Runner
 from penstock.engine.models.packed import PackedWeights
 from penstock.engine.ranks.lead import Launch, Lead
@@ -120,7 +121,15 @@ def _in_ranks(checkpoint: Checkpoint, config: EngineConfig, launch: Launch | Non
     kept = CACHE[config.kv]
     memory = PageMemory(checkpoint.config, config.pages, config.block_size, kept, torch.device("cpu"), shared=True)
     stages = stage_layers(checkpoint, config)
-    lead = Lead(checkpoint, config, memory, remembered_fingerprint(checkpoint), stages=stages, launch=launch)
+    lead = Lead(
+        checkpoint,
+        config,
+        memory,
+        remembered_fingerprint(checkpoint),
+        stages=stages,
+        copies=expert_copies(checkpoint, config),
+        launch=launch,
+    )
     try:
         runner = Runner(lead.checkpoint, config, lead)
         lead.meet()

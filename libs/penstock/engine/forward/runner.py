@@ -18,6 +18,7 @@ from penstock.engine.config import EngineConfig
 from penstock.engine.errors import EngineError
 from penstock.engine.forward.accepting import accepted
 from penstock.engine.forward.masking import Masking, RunMasks
+from penstock.engine.forward.redundancy import imbalance
 from penstock.engine.kernels.cpu.build import NotBuilt
 from penstock.engine.kernels.cpu.decoder import CompiledDecoder
 from penstock.engine.kernels.cpu.draws import native_draws
@@ -199,9 +200,16 @@ class Runner:
             )
 
     @property
-    def expert_rows(self) -> Sequence[int]:
-        """Of each expert, how many rows it was given so far; empty where there are none, or they are not counted."""
+    def expert_rows(self) -> Sequence[Sequence[int]]:
+        """By layer and expert, how many rows have chosen it so far; empty where there are none, or they are not
+        counted."""
         return () if self._expert_rows is None else self._expert_rows.tolist()
+
+    @property
+    def expert_imbalance(self) -> float:
+        """Rows of the busiest of the groups among which experts are divided : the mean; 0 where no rows of experts
+        were counted yet."""
+        return imbalance(self.expert_rows, self._groups, self._copies)
 
     def _load_on_device(self, checkpoint: Checkpoint, config: EngineConfig) -> None:
         from penstock.engine.kernels.cuda import setup as cuda  # imported only for CUDA devices
@@ -232,6 +240,8 @@ class Runner:
         model, pictures = checkpoint.config, checkpoint.pictures
         self._adapter_dtype = _WEIGHTS[config.dtype]
         self._expert_rows = weights.expert_rows
+        rank = None if checkpoint.part is None else checkpoint.part.rank
+        self._groups, self._copies = (1, None) if rank is None else (rank.expert_groups, rank.copies)
         place = self.memory.data.device
         self._compute, self._place = compute, place
         self.decoder = Decoder(model, weights, config.context(model.max_positions), compute)

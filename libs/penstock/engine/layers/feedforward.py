@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.checkpoint import Experts
+from penstock.checkpoint import Experts, HeldExpert
 from penstock.engine.layers.linear import Matrix, linear
 
 
@@ -35,6 +35,8 @@ class Routed:
     """[experts, inner, hidden], or a matrix for each expert; likewise."""
     rule: Experts
     """How tokens choose."""
+    held: Sequence[HeldExpert] | None = None
+    """Those that the process has; None: all."""
     correction: Tensor | None = None
     """float32 [experts], where choices are corrected."""
     shared: Dense | None = None
@@ -42,23 +44,25 @@ class Routed:
     grouped: bool = False
     """Computed by `grouped`; the matrices are tensors then."""
     rows: npt.NDArray[np.int64] | None = None
-    """[experts]: how many rows each was given so far, in all layers; None: they are not counted."""
+    """[experts]: how many rows have chosen each so far; None: they are not counted."""
 
 
-def feed_forward(x: Tensor, block: Dense | Routed, activation: str) -> Tensor:
-    """[N, hidden] -> [N, hidden]; `activation` is silu or gelu_tanh."""
+def feed_forward(x: Tensor, block: Dense | Routed, activation: str, positions: Tensor | None = None) -> Tensor:
+    """[N, hidden] -> [N, hidden]; `activation` is silu or gelu_tanh. `positions`, int64 [N], are those of the rows in
+    their texts, which count where experts have copies."""
     if isinstance(block, Routed):
-        chosen = (grouped if block.grouped else routed)(x, block, activation)
+        chosen = grouped(x, block, activation) if block.grouped else routed(x, block, activation, positions)
         return chosen if block.shared is None else chosen + feed_forward(x, block.shared, activation)
     inner = _gated(linear(x, block.gate_up, block.gate_up_bias), activation)
     return linear(inner, block.down, block.down_bias)
 
 
-def routed(x: Tensor, block: Routed, activation: str) -> Tensor:
+def routed(x: Tensor, block: Routed, activation: str, positions: Tensor | None = None) -> Tensor:
     """Each token through its best experts, weighted by the router (Shazeer et al., 2017).
 
     Tokens are sorted by expert, so that every expert in use is one call over its tokens; the outputs of a token's
-    experts are summed in float32, always in the order of the experts. Experts that other processes have are left out.
+    experts are summed in float32, always in the order of the experts. What other processes compute is left out: which
+    of them has a row is said by its position alone, so that its sum over all is the same whatever is beside it.
     On a GPU the step waits for the router: the host has to know how many tokens go where. `grouped` does not.
     """
     rule = block.rule
@@ -69,20 +73,24 @@ def routed(x: Tensor, block: Routed, activation: str) -> Tensor:
     counted = torch.bincount(chosen.flatten(), minlength=block.router.shape[1])
     if block.rows is not None:
         block.rows += counted.numpy()
-    counts = counted.tolist()
+    ends = counted.cumsum(0).tolist()
     mixed = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-    first = 0
-    for expert, count in enumerate(counts):
-        if count and expert in rule.own:
-            own = slice(first, first + count)
-            given = x.index_select(0, tokens[own])
-            if rule.weighs_inputs:
-                given = given * shares[own].to(x.dtype)
-            place = expert - rule.own.start
-            inner = _gated(linear(given, block.gate_up[place]), activation)
-            said = linear(inner, block.down[place])
-            mixed.index_add_(0, tokens[own], said.float() if rule.weighs_inputs else said * shares[own])
-        first += count
+    held = [HeldExpert(number) for number in range(rule.count)] if block.held is None else block.held
+    for place, (expert, turn, copies) in enumerate(held):
+        own = slice(ends[expert - 1] if expert else 0, ends[expert])
+        rows, weights = tokens[own], shares[own]
+        if copies > 1:
+            assert positions is not None, "copies take turns by position"
+            mine = positions.index_select(0, rows) % copies == turn
+            rows, weights = rows[mine], weights[mine]
+        if not len(rows):
+            continue
+        given = x.index_select(0, rows)
+        if rule.weighs_inputs:
+            given = given * weights.to(x.dtype)
+        inner = _gated(linear(given, block.gate_up[place]), activation)
+        said = linear(inner, block.down[place])
+        mixed.index_add_(0, rows, said.float() if rule.weighs_inputs else said * weights)
     return mixed.to(x.dtype)
 
 

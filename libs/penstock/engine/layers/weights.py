@@ -61,4 +61,5 @@ class Weights:
     first: int = 0
     """Number of the first of the layers in the model."""
     expert_rows: npt.NDArray[np.int64] | None = None
-    """[experts]: see Routed; None: there are none, or they are not counted."""
+    """[layers, experts]: the `rows` of each layer, see Routed, none where it has no experts; None: there are none, or
+    they are not counted."""

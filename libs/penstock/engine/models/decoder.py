@@ -128,7 +128,16 @@ class Decoder:
         made = linear(self._norm(x, layer.input_norm), layer.qkv, layer.qkv_bias)
         query, kept = self._heads.both(number, layer, made, turn, batch.positions)
         self._store(number, kept, batch, memory)
-        return self._finish(number, layer, x, query, groups=batch.groups, leading=batch.leading, memory=memory)
+        return self._finish(
+            number,
+            layer,
+            x,
+            query,
+            batch.positions,
+            groups=batch.groups,
+            leading=batch.leading,
+            memory=memory,
+        )
 
     def _last_layer(self, layer: LayerWeights, x: Tensor, turn: Turn, batch: Batch, memory: KvMemory) -> Tensor:
         """[N, hidden] -> [S, hidden]: what is kept of all rows, everything else of the sampled ones only."""
@@ -147,7 +156,14 @@ class Decoder:
         query = self._heads.queries(number, layer, made, _rows(turn, chosen), positions)
         x = x.index_select(0, chosen)
         return self._finish(
-            number, layer, x, query, groups=batch.last_groups, leading=batch.last_leading, memory=memory
+            number,
+            layer,
+            x,
+            query,
+            positions,
+            groups=batch.last_groups,
+            leading=batch.last_leading,
+            memory=memory,
         )
 
     def _store(self, number: int, kept: tuple[Tensor, ...], batch: Batch, memory: KvMemory) -> None:
@@ -160,6 +176,7 @@ class Decoder:
         layer: LayerWeights,
         x: Tensor,
         query: Tensor,
+        positions: Tensor,
         *,
         groups: list[Group],
         leading: Leading | None,
@@ -170,7 +187,7 @@ class Decoder:
         mixed += [self._attend(number, layer, query, group, memory) for group in groups]
         added = self.add(linear(mixed[0] if len(mixed) == 1 else torch.cat(mixed), layer.out, layer.out_bias))
         x = x + self._post_norm(added, layer.attention_post_norm)
-        added = self.add(feed_forward(self._norm(x, layer.mlp_norm), layer.mlp, self.config.activation))
+        added = self.add(feed_forward(self._norm(x, layer.mlp_norm), layer.mlp, self.config.activation, positions))
         return x + self._post_norm(added, layer.mlp_post_norm)
 
     def _attend(self, number: int, layer: LayerWeights, query: Tensor, group: Group, memory: KvMemory) -> Tensor:

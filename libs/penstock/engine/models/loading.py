@@ -126,10 +126,10 @@ def load_weights(
         layers = [_layer(files, checkpoint, number, kept, compute or dtype) for number in checkpoint.layers]
         rows = None
         if config.experts is not None and device.type == "cpu":
-            rows = np.zeros(config.experts.count, np.int64)
-            for layer in layers:
+            rows = np.zeros((len(layers), config.experts.count), np.int64)
+            for layer, own in zip(layers, rows, strict=True):
                 if isinstance(layer.mlp, Routed):
-                    layer.mlp.rows = rows
+                    layer.mlp.rows = own
         norm = files.norm("model.norm.weight")
         return Weights(embedding, layers, norm, head, checkpoint.layers.start, rows)
 
@@ -163,7 +163,7 @@ def expert_stacks(checkpoint: Checkpoint, number: int, name: str) -> list[Stack]
     config, prefix = checkpoint.config, f"model.layers.{number}."
     if config.experts is None or not _routed(config, number):
         return []
-    names, every = layer_names(config), config.experts.own
+    names, every = layer_names(config), [held.number for held in config.experts.own(number)]
     own = {"gate_up": names.expert_gate_up, "down": (names.expert_down,)}[name]
     whole = {"gate_up": names.all_gate_up, "down": names.all_down}[name]
     if whole is not None:
@@ -287,6 +287,7 @@ def _routed_block(
         gate_up=_all_of(expert_stacks(checkpoint, number, "gate_up"), keep),
         down=_all_of(expert_stacks(checkpoint, number, "down"), keep),
         rule=experts,
+        held=experts.own(number),
         correction=files.exact(f"{prefix}{names.router_bias}") if experts.corrected else None,
         shared=shared,
     )

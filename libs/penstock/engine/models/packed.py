@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -81,6 +82,8 @@ def _name(checkpoint: Checkpoint, kind: str) -> str:
         return f"{remembered_fingerprint(checkpoint)[:32]}-{kind}"
     rank = part.rank
     groups = f"-in-{rank.expert_groups}" if rank.expert_groups > 1 else ""
+    if rank.copies is not None:
+        groups += f"-with-{hashlib.sha256(repr(rank.copies).encode()).hexdigest()[:16]}"
     layers = "" if rank.layers is None else f"-layers-{rank.layers.start}-{rank.layers.stop}"
     return f"{part.fingerprint[:32]}-{kind}-{rank.number}-of-{rank.ranks}{groups}{layers}"
 

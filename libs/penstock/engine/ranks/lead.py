@@ -25,6 +25,7 @@ from penstock.checkpoint import (
     AdapterCheckpoint,
     Checkpoint,
     CheckpointError,
+    ExpertCopies,
     ModelConfig,
     Rank,
     adapter_of_rank,
@@ -115,17 +116,18 @@ class Lead:
         fingerprint: str,
         *,
         stages: Sequence[range],
+        copies: ExpertCopies | None = None,
         launch: Launch | None = None,
     ) -> None:
         """Starts the processes, which load their parts meanwhile. `memory` is shared; `stages` are the layers of
-        each."""
+        each; `copies` are those of experts."""
         assert memory.arena is not None
         whole, ranks = checkpoint.config, config.tp
         self.vocab_size = whole.vocab_size
         self.stages, self.alone = len(stages), ranks == 1
         self.memory = memory
         self.window = PageWindow(memory, heads_of_rank(whole.kv.heads, ranks, 0))
-        self._rank = Rank(0, ranks, config.ep, stages[0] if len(stages) > 1 else None)
+        self._rank = Rank(0, ranks, config.ep, stages[0] if len(stages) > 1 else None, copies)
         self.checkpoint = part_of(checkpoint, self._rank, fingerprint)
         """What rank 0 has of the model."""
         self._columns = [len(share(whole.vocab_size, ranks, rank)) for rank in range(ranks)]
@@ -170,6 +172,7 @@ class Lead:
                     sums[stage],
                     self._passing,
                     self._meeting(stage),
+                    copies,
                 )
                 self._followers.append(_Follower(setup, pipes[stage][rank], launch or RankProcess))
         except BaseException:

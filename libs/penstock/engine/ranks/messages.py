@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from penstock.checkpoint import ExpertCopies
 from penstock.engine.config import EngineConfig
 from penstock.engine.layers.adapters import AdapterWeights
 from penstock.engine.pictures.shown import ShownRows
@@ -59,6 +60,8 @@ class Setup(msgspec.Struct, frozen=True):
     """Where stages pass on what they have computed; None: there is one."""
     meeting: str
     """A file in a private directory, by which they find each other then."""
+    copies: ExpertCopies | None = None
+    """See Rank."""
 
     @property
     def pipes(self) -> int:

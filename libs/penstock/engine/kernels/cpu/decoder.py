@@ -21,7 +21,15 @@ from torch import Tensor
 from penstock.checkpoint import ModelConfig
 from penstock.engine.errors import NotFinite, RankLost
 from penstock.engine.kernels.cpu.adapting import step_adapters
-from penstock.engine.kernels.cpu.layout import Kind, LayerArgs, LinearArgs, ModelArgs, RanksArgs, StepArgs
+from penstock.engine.kernels.cpu.layout import (
+    ExpertPlaceArgs,
+    Kind,
+    LayerArgs,
+    LinearArgs,
+    ModelArgs,
+    RanksArgs,
+    StepArgs,
+)
 from penstock.engine.kernels.cpu.legality import Legality
 from penstock.engine.kernels.cpu.machine import Machine
 from penstock.engine.kernels.cpu.matrix import PackedMatrix
@@ -80,8 +88,6 @@ class CompiledDecoder:
             head_dim=config.head_dim,
             intermediate=config.intermediate_size,
             experts=0 if experts is None else experts.count,
-            first_expert=0 if experts is None else experts.own.start,
-            own_experts=0 if experts is None else len(experts.own),
             expert_rows=None if weights.expert_rows is None else weights.expert_rows.ctypes.data,
             per_token=0 if experts is None else experts.per_token,
             normalised=experts is not None and experts.normalised,
@@ -265,8 +271,12 @@ class CompiledDecoder:
             (LinearArgs * len(matrices))(*(_args(matrix) for matrix in matrices))
             for matrices in (block.gate_up, block.down)
         ]
-        self._keep += [gate_ups, downs]
-        return {"router": self._floats(router), "gate_ups": addressof(gate_ups), "downs": addressof(downs)}
+        places = (ExpertPlaceArgs * block.rule.count)(*[ExpertPlaceArgs(-1, 0, 1)] * block.rule.count)
+        for number, held in enumerate(block.held or ()):
+            places[held.number] = ExpertPlaceArgs(number, held.turn, held.copies)
+        self._keep += [gate_ups, downs, places]
+        tables = {"gate_ups": addressof(gate_ups), "downs": addressof(downs), "places": addressof(places)}
+        return {"router": self._floats(router), **tables}
 
     def _floats(self, values: Tensor) -> int:
         kept = values.float().contiguous()

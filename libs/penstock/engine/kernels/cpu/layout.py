@@ -58,6 +58,17 @@ class LinearArgs(Structure):
     )
 
 
+class ExpertPlaceArgs(Structure):
+    """`ExpertPlace` in C++: where a process has an expert, and for which rows: those at positions that leave `turn`
+    when they are divided by `copies`."""
+
+    _fields_ = (
+        ("number", c_int32),  # in `gate_ups` and `downs`; -1: others have it
+        ("turn", c_int32),
+        ("copies", c_int32),
+    )
+
+
 class LayerArgs(Structure):
     """`Layer` in C++."""
 
@@ -70,8 +81,9 @@ class LayerArgs(Structure):
         ("gate_up", LinearArgs),  # all columns of gate, then those of up; neither in a layer of experts
         ("down", LinearArgs),
         ("router", FLOATS),  # [experts, up to a multiple of 4, hidden], zeros behind the last; null: there are none
-        ("gate_ups", pointer("const Linear")),  # [own_experts]
-        ("downs", pointer("const Linear")),  # [own_experts]
+        ("places", pointer("const ExpertPlace")),  # [experts]
+        ("gate_ups", pointer("const Linear")),  # of those that this process has
+        ("downs", pointer("const Linear")),  # likewise
         ("window", c_int32),  # tokens that a row looks at, itself included; 0: all
     )
 
@@ -99,9 +111,7 @@ class ModelArgs(Structure):
         ("head_dim", c_int32),
         ("intermediate", c_int32),
         ("experts", c_int32),  # in each layer that has some
-        ("first_expert", c_int32),  # this process has `own_experts` of them from here on
-        ("own_experts", c_int32),
-        ("expert_rows", pointer("int64_t")),  # [experts]: rows that have chosen each so far; null: there are none
+        ("expert_rows", pointer("int64_t")),  # [layers, experts]: rows that have chosen each so far
         ("per_token", c_int32),  # experts that a row uses
         ("normalised", c_int32),  # the weights of a row's experts are made to sum to 1
         ("expert_intermediate", c_int32),
@@ -196,6 +206,7 @@ class StepArgs(Structure):
 
 STRUCTURES: tuple[type[Structure], ...] = (
     LinearArgs,
+    ExpertPlaceArgs,
     LayerArgs,
     RanksArgs,
     ModelArgs,

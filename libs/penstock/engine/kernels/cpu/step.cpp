@@ -297,24 +297,33 @@ class Pass {
     for (int j = 0; j < some; ++j) share[j] /= total;
   }
 
-  // Sorts what rows have chosen by expert, and counts the chunks of the phases behind `number`. What they have chosen
-  // of other processes is left out.
+  // Sorts what rows have chosen by expert, and counts the chunks of the phases behind `number`. What other processes
+  // compute is left out: which of them has a row is said by its position alone, so that its sum over all is the same
+  // whatever it is computed with.
   void arrange(const Rows &rows, int number) {
     routed_ = 0, blocks_ = 0;
     experts_.clear();
-    std::vector<int> next(model_.experts + 1);
-    const int all = rows.count() * model_.per_token;
-    for (int at = 0; at < all; ++at) ++next[picks_[at] + 1];
+    const int layer = phases_[number].layer, all = rows.count() * model_.per_token;
+    const ExpertPlace *held = model_.layer[layer].places;
+    auto is_own = [&](int at) {
+      const ExpertPlace &own = held[picks_[at]];
+      return own.number >= 0 &&
+             (own.copies == 1 || step_.position[rows.row(0, at / model_.per_token)] % own.copies == own.turn);
+    };
+    std::vector<int> counts(model_.experts), next(model_.experts);
+    for (int at = 0; at < all; ++at) {
+      ++model_.expert_rows[int64_t(layer) * model_.experts + picks_[at]];
+      if (is_own(at)) ++counts[picks_[at]];
+    }
     for (int expert = 0, begin = 0; expert < model_.experts; ++expert) {
-      const int some = next[expert + 1], own = expert - model_.first_expert;
-      model_.expert_rows[expert] += some;
-      next[expert] = own >= 0 && own < model_.own_experts ? begin : -1;
-      if (!some || next[expert] < 0) continue;
-      experts_.push_back({own, Rows(some, rows_.data(), model_.head.kind, begin)});
+      const int some = counts[expert];
+      if (!some) continue;
+      next[expert] = begin;
+      experts_.push_back({held[expert].number, Rows(some, rows_.data(), model_.head.kind, begin)});
       begin += some, blocks_ += experts_.back().rows.all_blocks();
     }
     for (int at = 0; at < all; ++at) {
-      if (next[picks_[at]] < 0) continue;
+      if (!is_own(at)) continue;
       const int place = next[picks_[at]]++;
       rows_[place] = rows.row(0, at / model_.per_token);
       shares_[place] = shares_[places() + at];
