@@ -17,7 +17,7 @@ _LINES = (
 
 def section(now: Results, earlier: Results | None = None) -> str:
     """In Markdown."""
-    other = "" if earlier is None else f" The earlier run: {earlier.machine}."
+    other = "" if earlier is None else f" The other run: {earlier.machine}."
     return f"""## Batches
 
 `penstock bench batch`: live requests that take half of the mesh's time, alone and beside a batch of a thousand lines,

@@ -17,7 +17,7 @@ _LINES = (
 
 def section(now: Results, earlier: Results | None = None) -> str:
     """In Markdown."""
-    other = "" if earlier is None else f" The earlier run: {earlier.machine}."
+    other = "" if earlier is None else f" The other run: {earlier.machine}."
     return f"""## Shared cores, and contexts
 
 `penstock bench cores`: the bare engine with the shape of 135 million parameters in bfloat16, two threads. A fair share

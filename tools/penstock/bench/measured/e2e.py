@@ -55,7 +55,7 @@ _VALUES = {
 
 def section(now: Results, earlier: Results | None = None) -> str:
     """In Markdown."""
-    other = "" if earlier is None else f" The earlier run: {earlier.machine}."
+    other = "" if earlier is None else f" The other run: {earlier.machine}."
     return f"""## The mesh beside other servers
 
 `penstock bench e2e`: the mesh as `penstock up` comes, with bfloat16 weights and without drafts (the text of random
@@ -82,7 +82,7 @@ Measured on {now.machine}.{other}
 
 
 def _comparisons(now: Results, earlier: Results | None) -> str:
-    heads = ["figure", "median", "min to max", "goal", "best peer"] + (["earlier run"] if earlier else [])
+    heads = ["figure", "median", "min to max", "goal", "best peer"] + (["other run"] if earlier else [])
     rows = []
     for suffix, shape in _SHAPES.items():
         for line, words in _LINES.items():

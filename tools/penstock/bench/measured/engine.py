@@ -70,7 +70,7 @@ gives {now.rate("embedded_float32_b1_tokens_per_s")} tokens/s in float32, the de
 
 
 def _comparisons(now: Results, earlier: Results | None) -> str:
-    heads = ["figure", "median", "min to max", "goal", "best peer"] + (["earlier run"] if earlier else [])
+    heads = ["figure", "median", "min to max", "goal", "best peer"] + (["other run"] if earlier else [])
     rows = []
     for line in _LINES:
         against = now.against(line.id)
@@ -93,7 +93,7 @@ def _of_earlier(earlier: Results | None) -> str:
     if earlier is None:
         return ""
     return (
-        f" The earlier run, of an earlier version beside llama.cpp and OpenVINO alone, was on a processor without"
+        f" The other run, of an earlier version beside llama.cpp and OpenVINO alone, was on a processor without"
         f" bfloat16 instructions: {earlier.machine}. Its embedded model ran in float32."
     )
 

@@ -29,7 +29,7 @@ _LINES = (
 
 def section(now: Results, earlier: Results | None = None) -> str:
     """In Markdown."""
-    other = "" if earlier is None else f" The earlier run was on another machine: {earlier.machine}."
+    other = "" if earlier is None else f" The other run was on another machine: {earlier.machine}."
     return f"""## What a death costs a stream
 
 `penstock bench failover`: a mesh of real processes with two decode workers and one of everything else; four streams of

@@ -25,7 +25,7 @@ _LINES = (
 
 def section(now: Results, earlier: Results | None = None) -> str:
     """In Markdown."""
-    other = "" if earlier is None else f" The earlier run was on a busier machine: {earlier.machine}."
+    other = "" if earlier is None else f" The other run was on a busier machine: {earlier.machine}."
     scale = ", ".join(
         f"{words} {now.rate(f'{name}_events_{streams}')} over {streams:,} streams"
         for name, words in (("gateway", "the gateway"), ("bare", "the bare application"))

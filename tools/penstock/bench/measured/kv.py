@@ -20,7 +20,7 @@ _LINES = (
 
 def section(now: Results, earlier: Results | None = None) -> str:
     """In Markdown."""
-    other = "" if earlier is None else f" The earlier run was on a busier machine: {earlier.machine}."
+    other = "" if earlier is None else f" The other run was on a busier machine: {earlier.machine}."
     return f"""## The store beside its machine
 
 `penstock bench kv` (3 minutes on an idle machine). Store, client and limit are measured in the same interleaved rounds,

@@ -33,7 +33,7 @@ _LINES = (
 
 def section(now: Results, earlier: Results | None = None) -> str:
     """In Markdown."""
-    other = "" if earlier is None else f" The earlier run: {earlier.machine}."
+    other = "" if earlier is None else f" The other run: {earlier.machine}."
     return f"""## What large models are made of
 
 `penstock bench large`. Architectures: tiny random checkpoints in float32, whole prompts, chunks, cached prefixes and

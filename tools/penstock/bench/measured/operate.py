@@ -15,7 +15,7 @@ _LINES = (
 
 def section(now: Results, earlier: Results | None = None) -> str:
     """In Markdown; of the figures that the run has."""
-    other = "" if earlier is None else f" The earlier run: {earlier.machine}."
+    other = "" if earlier is None else f" The other run: {earlier.machine}."
     return f"""## Operating
 
 `penstock bench operate`: agents' sessions that begin at random, once a second in the mean, from one process of

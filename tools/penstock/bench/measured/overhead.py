@@ -13,7 +13,7 @@ _LINES = (
 
 def section(now: Results, earlier: Results | None = None) -> str:
     """In Markdown."""
-    other = "" if earlier is None else f" The earlier run was on a busier machine: {earlier.machine}."
+    other = "" if earlier is None else f" The other run was on a busier machine: {earlier.machine}."
     return f"""## The mesh beside its engine
 
 `penstock bench overhead`: the embedded model in float32. Every figure is a ratio or a difference against the same

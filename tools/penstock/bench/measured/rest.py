@@ -13,7 +13,7 @@ def section(now: Results, earlier: Results | None = None) -> str:
     begin, end = "rest_135m_", f"_{_BEFORE}"
     servers = [id.removeprefix(begin).removesuffix(end) for id in now.ids() if id.endswith(end)]
     rows = [[server, *(now.rate(f"{begin}{server}_{what}") for what in (_BEFORE, _AFTER))] for server in servers]
-    other = "" if earlier is None else f" The earlier run: {earlier.machine}."
+    other = "" if earlier is None else f" The other run: {earlier.machine}."
     return f"""## After a rest
 
 First turns of two agents that have nothing in common, 1,350 tokens each: one at once, and one after nobody has asked

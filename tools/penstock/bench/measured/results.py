@@ -124,8 +124,8 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def figures(lines: Sequence[Line], results: Results, earlier: Results | None = None) -> str:
-    """A table of median, span and goal; with the medians of an earlier run where there is one."""
-    heads = ["figure", "median", "min to max", "goal"] + (["earlier run"] if earlier else [])
+    """A table of median, span and goal; with the medians of an other run where there is one."""
+    heads = ["figure", "median", "min to max", "goal"] + (["other run"] if earlier else [])
     rows = []
     for line in lines:
         cells = [line.words, results.number(line.id, line.digits), results.span(line.id, line.digits)]

@@ -48,7 +48,7 @@ _SHOWN = ("hit", "busiest_over_mean", "queue_p99_s", "ttft_p50_s", "ttft_p99_s")
 
 def section(now: Results, earlier: Results | None = None) -> str:
     """In Markdown."""
-    other = "" if earlier is None else f" The earlier run is of an earlier version: {earlier.machine}."
+    other = "" if earlier is None else f" The other run is of an earlier version: {earlier.machine}."
     return f"""## What a decision of the router costs, and how good it is
 
 `penstock bench router`: from an ask to its plan, without messages and sockets; requests/s count what follows too, until

@@ -27,7 +27,7 @@ _GROWTH = "memory_growth_mb_"
 
 def section(now: Results, earlier: Results | None = None) -> str:
     """In Markdown."""
-    other = "" if earlier is None else f" The earlier run was on another machine: {earlier.machine}."
+    other = "" if earlier is None else f" The other run was on another machine: {earlier.machine}."
     grown = [
         Line(id, f"growth of memory, {id.removeprefix(_GROWTH)}, MB") for id in now.ids() if id.startswith(_GROWTH)
     ]

@@ -30,7 +30,7 @@ _LINK = (
 
 def section(now: Results, earlier: Results | None = None) -> str:
     """In Markdown."""
-    other = "" if earlier is None else f" The earlier run: {earlier.machine}."
+    other = "" if earlier is None else f" The other run: {earlier.machine}."
     parts = (
         (_trees, "trees_"),
         (_rows, "rows_"),

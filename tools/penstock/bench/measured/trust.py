@@ -50,7 +50,7 @@ and got from there, beside memcpy between two processes' mappings and beside pla
 
 def section(now: Results, earlier: Results | None = None) -> str:
     """In Markdown; of the figures that the run has."""
-    other = "" if earlier is None else f" The earlier run: {earlier.machine}."
+    other = "" if earlier is None else f" The other run: {earlier.machine}."
     sealed = [line for line in _SEALED if now.has(line.id)]
     sealing = f"\n{_SEALING}\n\n{figures(sealed, now, earlier)}\n{now.elsewhere('sealed_')}" if sealed else ""
     struck = [line for line in _FAULTS if now.has(line.id)]

@@ -26,7 +26,7 @@ def section(now: Results, earlier: Results | None = None) -> str:
         without, with_them = now.value(apart), now.value(turns)
         if without is not None and with_them is not None:
             rows.append([words, now.rate(apart), now.rate(turns), written(with_them / without, 2)])
-    other = "" if earlier is None else f" The earlier run: {earlier.machine}."
+    other = "" if earlier is None else f" The other run: {earlier.machine}."
     return f"""## Turns on shared cores
 
 Whether it pays that a prefill and a decode worker on the same cores [take turns](design/baton.md): the disaggregated
