@@ -21,6 +21,8 @@ class TextStream:
         self._silent = silent
         self._stream = DecodeStream(skip_special_tokens=False)
         self._held: list[int] = []
+        self._last: int | None = None
+        """The last token whose text was given out."""
 
     def feed(self, token: int) -> str:
         """The text that became complete with `token`."""
@@ -34,15 +36,19 @@ class TextStream:
         if text is None:
             return self.finish() if len(self._held) >= _MAX_HELD else ""
         self._held.clear()
+        self._last = token
         return text
 
     def finish(self) -> str:
         """The text held back, with replacement characters for bytes that are not valid UTF-8."""
         if not self._held:
             return ""
-        text = self._tokenizer.decode(self._held, skip_special_tokens=False)
+        before = [] if self._last is None else [self._last]
+        known = self._tokenizer.decode(before, skip_special_tokens=False)
+        text = self._tokenizer.decode([*before, *self._held], skip_special_tokens=False).removeprefix(known)
+        self._last = self._held[-1]
         self._held.clear()
-        self._stream = DecodeStream(skip_special_tokens=False)
+        self._stream = DecodeStream(ids=[self._last], skip_special_tokens=False)  # no text begins here
         return text
 
 

@@ -174,12 +174,25 @@ class ChatModel:
                     "type": "function",
                     "function": {
                         "name": marker.mark(call.name),
-                        "arguments": marker.mark(call.arguments),
+                        "arguments": _marked_arguments(call.arguments, marker),
                     },
                 }
                 for call in message.calls
             ]
         return shown
+
+
+def _marked_arguments(text: str, marker: Marker) -> str:
+    """The arguments of a call, marked; also what control tokens escapes of JSON make in them: templates may show each
+    argument by itself."""
+    marked: str = marker.mark(text)
+    if "\\" not in text:
+        return marked
+    try:
+        values = marker.mark(json.loads(text))
+        return marked if json.loads(marked) == values else json.dumps(values, ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return marked  # no JSON: it is shown as a text
 
 
 def _open(text: str) -> str:
@@ -212,7 +225,7 @@ def load_chat_model(directory: Path, tool_format: str = "") -> ChatModel:
     eos_ids = _eos_ids(directory, tokenizer, settings)
     encoder = PromptEncoder(tokenizer)
     special = {what.content for what in added.values() if what.special}
-    control = {what.content for what in added.values()}
+    control = {what.content for what in added.values() if what.content.strip()}  # some models have tokens for spaces
     source = _template_text(directory, settings)
     family = FORMATS[tool_format] if tool_format else recognise(source)
     return ChatModel(

@@ -83,7 +83,8 @@ def _read_ranks(file: Path) -> dict[bytes, int]:
     except ImportError:
         raise CheckpointError(file, "needs the package tiktoken: pip install 'penstock[tiktoken]'") from None
     try:
-        ranks: dict[bytes, int] = load_tiktoken_bpe(str(file))
+        known = hashlib.sha256(file.read_bytes()).hexdigest()  # else it may take what lies in /tmp for the file
+        ranks: dict[bytes, int] = load_tiktoken_bpe(str(file), expected_hash=known)
     except ValueError as error:
         raise CheckpointError(file, f"is not a tiktoken file: {error}") from None
     if sorted(ranks.values()) != list(range(len(ranks))):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
 
 from penstock.chat.detokenize import TextStream, TokenBytes
 
@@ -50,3 +51,21 @@ def test_broken_characters_are_shown_in_the_end():
     assert stream(head) == "\ufffd"
     assert len(stream(head * 40)) >= 20
     assert stream([*head, *TOKENIZER.encode("the").ids]).endswith("the")
+
+
+def test_behind_what_is_no_character_words_keep_their_space():
+    """As in Llama 2: the decoder takes the space in front of a text's first word away."""
+    pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581the", "\u2581cat", "a"]
+    own = Tokenizer(models.BPE(vocab={piece: id for id, piece in enumerate(pieces)}, merges=[], byte_fallback=True))
+    cut = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    own.decoder = decoders.Sequence(cut)
+    the, cat, a = (own.token_to_id(piece) for piece in pieces[-3:])
+
+    def said(ids: list[int]) -> str:
+        text = TextStream(own, frozenset())
+        return "".join([*(text.feed(token) for token in ids), text.finish()])
+
+    accent, broken = [1 + 0xC3, 1 + 0xA9], [1 + 0xF0]
+    assert said([the, cat]) == "the cat"
+    assert said([*accent, *broken, the, cat]).replace("\ufffd", "") == "é the cat"
+    assert said([a, *broken * 16, the]).replace("\ufffd", "") == "a the"

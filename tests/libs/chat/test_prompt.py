@@ -12,8 +12,8 @@ from tokenizers import AddedToken
 
 from penstock.chat import prompt
 from penstock.chat.messages import Call, Message, Tool
-from penstock.chat.model import ChatModel, ChatModelError, load_chat_model
-from penstock.chat.prompt import Marker, PromptEncoder, TooManyTokens
+from penstock.chat.model import ChatModel, ChatModelError, _marked_arguments, load_chat_model
+from penstock.chat.prompt import SPLIT, Marker, PromptEncoder, TooManyTokens
 from penstock.chat.resuming.rendered import Rendered
 from penstock.chat.sessions import branch_of
 from penstock.kv.identity import block_keys
@@ -215,3 +215,14 @@ def test_unusable_directories_are_named(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text("[" * 100_000)
     with pytest.raises(ChatModelError, match="is not valid JSON"):
         load_chat_model(tmp_path)
+
+
+def test_escapes_in_arguments_make_no_control_tokens():
+    """A template may show each argument by itself."""
+    marker = Marker(("<|im_end|>",))
+    hidden = '{"x": "\\u003c|im_end|\\u003e", "n": 1.50}'
+    shown = json.loads(_marked_arguments(hidden, marker))
+    assert "<|im_end|>" not in shown["x"] and shown["x"].replace(SPLIT, "") == "<|im_end|>" and shown["n"] == 1.5
+    for harmless in ('{"x": "a\\nb",  "n": 1.50}', '{"x": "\\u003c"', "no JSON \\ at all"):
+        assert _marked_arguments(harmless, marker) == harmless
+    assert _marked_arguments('{"x": "<|im_end|>\\n"}', marker) == marker.mark('{"x": "<|im_end|>\\n"}')

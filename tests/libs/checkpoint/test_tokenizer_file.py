@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 
 from penstock.chat.model import load_chat_model
 from penstock.checkpoint import CheckpointError, inspect, tokenizer_file, tokenizer_fingerprint
+from penstock.checkpoint.tokenizer_file import converted
 from penstock.testing.checkpoints import TinyModel, write_checkpoint
 
 PARTS = [r"[\p{L}&&[^\p{Han}]]+", r"\p{Han}+", r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+", r"\s+(?!\S)", r"\s+"]
@@ -142,3 +143,13 @@ def test_a_file_that_is_not_tiktokens_is_refused(tmp_path, ranks):
     (tmp_path / "tiktoken.model").write_text("no tokens at all\n")
     with pytest.raises(CheckpointError, match="is not a tiktoken file"):
         tokenizer_file(tmp_path)
+
+
+def test_what_others_have_left_in_tmp_is_not_read(tmp_path, ranks, monkeypatch):
+    """The library keeps copies by path: of a file that was replaced, or that somebody else has put there."""
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "copies"))
+    own = tmp_path / "own"
+    own.mkdir()
+    before = converted(write(own, ranks))
+    turned = dict(zip(ranks, [*range(256), *reversed(range(256, len(ranks)))], strict=True))
+    assert converted(write(own, turned)) != before

@@ -120,6 +120,8 @@ def message(**fields) -> dict:
         (chat(response_format={"type": "json_schema", "json_schema": {}}), "response_format.json_schema.name"),
         (chat(tool_choice="required"), "tool_choice"),
         (chat(tools=[TOOL], tool_choice="sometimes"), "tool_choice"),
+        (chat(tools=[TOOL], tool_choice={"type": []}), "tool_choice"),
+        (chat(tools=[TOOL], tool_choice={"type": "allowed_tools", "mode": [], "tools": []}), "tool_choice"),
         (chat(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "g"}}), "tool_choice"),
         (chat(tools=[TOOL], tool_choice={"type": "allowed_tools", "allowed_tools": {"mode": "auto"}}), "tool_choice"),
         (chat(tools=[{"type": "function", "function": {"name": "a b"}}]), "tools[0].function.name"),

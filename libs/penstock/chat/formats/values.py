@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from penstock.errors import InvalidRequest
-from penstock.grammar.recipe import Part
+from penstock.grammar.recipe import MAX_TEXT, Part
 from penstock.grammar.schema import place
 from penstock.grammar.text import literal
 
 _QUOTE = '<|"|>'
 _SHARED = ("$defs", "definitions")
 _MAX_DEEP = 10
+_MAX_RULES = 5_000
+"""Of all functions together."""
+_PYTHON_NAME = re.compile(r"[\w+.-]{1,63}")
+_GEMMA_NAME = re.compile(r"[^\s:,{}\[\]<\"\\]+")
+"""What is read again as it was written."""
 _NOTES = ("title", "description", "default", "examples", "$schema", "$id", "$comment", "format")
 _FOLLOWED = {"type", "properties", "required", "items", "enum", "const", "additionalProperties", *_SHARED, *_NOTES}
 _RULES = {
@@ -54,9 +60,15 @@ class PythonValues(Values):
             self.lines = list(dict.fromkeys(self.lines))
             return name
         shared = {key: schema[key] for key in _SHARED if key in schema}
-        written = []
+        each, size, written = len(json.dumps(shared)), 0, []
         for number, (key, value) in enumerate(members.items()):
-            own = shared | dict(value) if isinstance(value, Mapping) else value
+            own = value
+            if isinstance(value, Mapping) and '"$ref"' in json.dumps(value):
+                own, size = shared | dict(value), size + each
+            if size > MAX_TEXT:
+                what = f"{at}: with what its properties refer to it must have at most {MAX_TEXT} characters"
+                raise InvalidRequest(what, field=at, code="schema_too_large")
+            _check_name(key, _PYTHON_NAME, place(at, "properties"))
             self.parts[f"{name}v{number}"] = Part.schema(own, place(place(at, "properties"), key))
             written.append((f"{literal(key + '=')} @{name}v{number}", key in _required(schema)))
         self.lines += [f"{name}: {name}m0", *_members(f"{name}m", written, ", ")]
@@ -71,10 +83,18 @@ class GemmaValues(Values):
         """See `Values`."""
         if not self.lines:
             self.lines += self._common()
-        self._shared = {f"#/{kind}/{key}": value for kind in _SHARED for key, value in schema.get(kind, {}).items()}
+        self._shared = {} if any_object else dict(_definitions(schema, at))
+        self._rule_of: dict[str, str] = {}
+        self._name = name
         self.lines.append(
             f"{name}: " + ("gemma_object" if any_object else self._object(name, _as_object(schema), at, 0))
         )
+        written = 0
+        while written < len(self._rule_of):  # of what was referred to, which may refer to more
+            ref, rule = list(self._rule_of.items())[written]
+            value, where = self._shared[ref]
+            self.lines.append(f"{rule}: {self._value(rule, value, where, 0)}")
+            written += 1
         return name
 
     def _common(self) -> list[str]:
@@ -94,8 +114,8 @@ class GemmaValues(Values):
         ]
 
     def _value(self, name: str, schema: object, at: str, deep: int) -> str:
-        if isinstance(schema, Mapping) and schema.get("$ref") in self._shared:
-            schema = self._shared[schema["$ref"]]
+        if isinstance(schema, Mapping) and isinstance(ref := schema.get("$ref"), str) and ref in self._shared:
+            return self._rule_of.setdefault(ref, f"{self._name}d{len(self._rule_of)}")
         if not isinstance(schema, Mapping) or deep > _MAX_DEEP:
             return "gemma_value"
         for keyword in schema:
@@ -105,10 +125,13 @@ class GemmaValues(Values):
                 raise InvalidRequest(what, field=where, code="unsupported_keyword")
         options = [schema["const"]] if "const" in schema else schema.get("enum")
         if options is not None:
+            if not isinstance(options, list):
+                raise _invalid(place(at, "enum"), "must be a list")
             return "(" + " | ".join(self._literal(option) for option in options) + ")"
         kinds = schema.get("type")
         if isinstance(kinds, list):
-            return "(" + " | ".join(self._kind(name, kind, schema, (at, deep)) for kind in kinds) + ")"
+            each = dict.fromkeys(map(str, kinds))
+            return "(" + " | ".join(self._kind(name, kind, schema, (at, deep)) for kind in each) + ")"
         return self._kind(name, kinds, schema, (at, deep))
 
     def _kind(self, name: str, kind: object, schema: Mapping[str, Any], where: tuple[str, int]) -> str:
@@ -122,14 +145,20 @@ class GemmaValues(Values):
 
     def _object(self, name: str, schema: Mapping[str, Any], at: str, deep: int) -> str:
         members = schema.get("properties") or {}
+        if not isinstance(members, Mapping):
+            raise _invalid(place(at, "properties"), "must be an object")
         if not members:
             return "gemma_object"
         written = []
         for number, key in enumerate(sorted(members)):  # as the template prints them
             inside = place(place(at, "properties"), key)
+            _check_name(key, _GEMMA_NAME, place(at, "properties"))
             value = self._value(f"{name}p{number}", members[key], inside, deep + 1)
             written.append((f"{literal(key + ':')} {value}", key in _required(schema)))
         self.lines += _members(f"{name}m", written, ",")
+        if len(self.lines) > _MAX_RULES:
+            what = f"{at}: makes more than {_MAX_RULES} rules, with the functions before it"
+            raise InvalidRequest(what, field=at, code="schema_too_complex")
         return f'"{{" {name}m0 "}}"'
 
     def _literal(self, value: object) -> str:
@@ -139,6 +168,27 @@ class GemmaValues(Values):
 def values_of(kind: Literal["json", "python", "gemma"], text: Callable[[str], str]) -> Values:
     """The rules for arguments that are written in that way."""
     return {"json": Values, "python": PythonValues, "gemma": GemmaValues}[kind](text)
+
+
+def _definitions(schema: Mapping[str, Any], at: str) -> Iterator[tuple[str, tuple[object, str]]]:
+    """What a schema shares, by how it is referred to, and where that is."""
+    for kind in _SHARED:
+        where = place(at, kind)
+        shared = schema.get(kind, {})
+        if not isinstance(shared, Mapping):
+            raise _invalid(where, "must be an object")
+        for key, value in shared.items():
+            yield f"#/{kind}/{key}", (value, place(where, key))
+
+
+def _check_name(key: str, readable: re.Pattern[str], at: str) -> None:
+    if not readable.fullmatch(key):
+        what = f"{at}: {key[:64]!r} can't be written in the tool calls of this model, which have names without quotes"
+        raise InvalidRequest(what, field=at, code="unsupported_name")
+
+
+def _invalid(at: str, right: str) -> InvalidRequest:
+    return InvalidRequest(f"{at}: {right}", field=at, code="invalid_schema")
 
 
 def _as_object(schema: Mapping[str, Any]) -> Mapping[str, Any]:

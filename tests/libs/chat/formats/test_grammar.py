@@ -191,3 +191,75 @@ def test_what_cannot_be_followed_is_named(name):
     with pytest.raises(InvalidRequest) as error:
         build(call_recipe(FORMATS[name], rules, {}), ())
     assert error.value.field == "tools[0].function.parameters.properties.a.not"
+
+
+NODE = {"type": "object", "properties": {letter: {"$ref": "#/$defs/N"} for letter in "abcdefgh"}}
+TREE = {"type": "object", "properties": {"x": {"$ref": "#/$defs/N"}}, "$defs": {"N": NODE}}
+
+
+def test_what_refers_to_itself_has_one_rule():
+    """And is followed however deep it goes."""
+    rules = CallRules(tools=[("tools[0]", Tool("tree", "", TREE))], required=True)
+    family = FORMATS["gemma"]
+    recipe = call_recipe(family, rules, {})
+    assert len(recipe.frame) < 10_000
+    own, grammars = tokenizer(False)
+
+    def may_be(arguments: str) -> bool:
+        matcher = Matcher.of(grammars, build(recipe, ()))
+        try:
+            matcher.accept(
+                own.encode(f"<|tool_call>call:tree{{{arguments}}}<tool_call|>", add_special_tokens=False).ids
+            )
+        except GrammarLeft:
+            return False
+        return matcher.accepting
+
+    deep = "x:" + "{a:" * 12 + "{}" + "}" * 12
+    assert may_be(deep) and may_be("x:{b:{},h:{c:{}}}") and not may_be(deep.replace("{a:{}", "{z:{}"))
+
+
+TYPES = {"type": "object", "properties": {"p": {"type": ["object", "object", "null"], "properties": {"q": {}}}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "where"),
+    [
+        ({"$defs": []}, ".$defs"),
+        ({"properties": ["a"]}, ".properties"),
+        ({"properties": {"a": {"$ref": ["x"]}}}, ".properties.a.$ref"),
+        ({"properties": {"a": {"enum": 5}}}, ".properties.a.enum"),
+        ({"properties": {"a": {"type": "object", "properties": [1]}}}, ".properties.a.properties"),
+        ({"properties": {"first name": {}}}, ".properties"),
+        ({"properties": {"a:b": {}}}, ".properties"),
+    ],
+)
+def test_odd_schemas_of_bare_keys_are_refused_by_name(schema, where):
+    rules = CallRules(tools=[("tools[0]", Tool("h", "", {"type": "object", **schema}))])
+    with pytest.raises(InvalidRequest) as error:
+        call_recipe(FORMATS["gemma"], rules, {})
+    assert error.value.field == "tools[0]" + where
+    call_recipe(FORMATS["gemma"], CallRules(tools=[("tools[0]", Tool("h", "", TYPES))]), {})
+
+
+@pytest.mark.parametrize("name", ["$filter", "first name", "a=b", "x" * 64])
+def test_keywords_that_would_be_read_as_others_are_refused(name):
+    rules = CallRules(tools=[("tools[0]", Tool("h", "", {"type": "object", "properties": {name: {}}}))])
+    with pytest.raises(InvalidRequest, match="can't be written") as error:
+        call_recipe(FORMATS["llama-pythonic"], rules, {})
+    assert error.value.field == "tools[0].properties"
+
+
+def test_what_properties_share_is_not_written_for_each_without_end():
+    shared = {"A": {"type": "string", "description": "d" * 50_000}}
+    many = {f"p{number}": {"$ref": "#/$defs/A"} for number in range(100)}
+    plain = {f"p{number}": {"type": "string"} for number in range(100)}
+    for members, fits in ((many, False), (plain, True)):
+        schema = {"type": "object", "properties": members, "$defs": shared}
+        rules = CallRules(tools=[("tools[0]", Tool("h", "", schema))])
+        if fits:
+            call_recipe(FORMATS["llama-pythonic"], rules, {})
+            continue
+        with pytest.raises(InvalidRequest) as error:
+            call_recipe(FORMATS["llama-pythonic"], rules, {})
+        assert error.value.code == "schema_too_large"

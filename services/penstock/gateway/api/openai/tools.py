@@ -45,7 +45,7 @@ def tool_choice(raw: bytes) -> tuple[str, Sequence[str] | None]:
     if choice is None:
         return "auto", None
     kind = choice if isinstance(choice, str) else choice.get("type")
-    if kind in _MODES:
+    if isinstance(kind, str) and kind in _MODES:
         return _MODES[kind], None
     if not isinstance(choice, dict):
         raise _malformed()
@@ -53,8 +53,9 @@ def tool_choice(raw: bytes) -> tuple[str, Sequence[str] | None]:
         return "named", [_name(choice)]
     if kind == "allowed_tools":
         inner = choice.get("allowed_tools", choice)
-        if isinstance(inner, dict) and isinstance(inner.get("tools"), list) and inner.get("mode") in _MODES:
-            return _MODES[inner["mode"]], [_name(entry) for entry in inner["tools"]]
+        mode = inner.get("mode") if isinstance(inner, dict) else None
+        if isinstance(mode, str) and mode in _MODES and isinstance(inner.get("tools"), list):
+            return _MODES[mode], [_name(entry) for entry in inner["tools"]]
     raise _malformed()
 
 
