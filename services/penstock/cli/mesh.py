@@ -323,10 +323,11 @@ def added_worker(
     store: str,
     host: str,
     name: str,
+    more: Sequence[str] = (),
 ) -> ChildSpec:
     """One more worker for the first model of `options`, in a mesh that runs: as `plan_mesh` has it, but for drafts and
     cores of its own, and nobody forks it. `store` is the address of its store, `host` that one's host; both may be
-    empty. Raises ConfigError for an unusable model."""
+    empty; `more` are further options. Raises ConfigError for an unusable model."""
     directory = model_directory("model", options.models[0])
     own: tuple[str, ...] = ("--address", address, "--model", str(directory), "--model-name", options.names[0])
     own += ("--draft", "none")
@@ -334,7 +335,7 @@ def added_worker(
         own += tuple(
             word for adapter in _adapters(options.engine.lora, inspect(directory)) for word in ("--lora", adapter)
         )
-    own += ("--host-id", host) if host else ()
+    own += (*(("--host-id", host) if host else ()), *more)
     child = _child(options, role, _WORKERS, *_worker_arguments(options.engine, routers, store), *own)
     return replace(child, name=name, imports="")
 

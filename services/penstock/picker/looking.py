@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -15,6 +16,7 @@ from penstock.rpc.channels import Channels
 from penstock.v1 import router_pb2, router_pb2_grpc
 
 _ANSWER_S = 1.0
+_KNOWN_S = 10.0
 _DECODE = (router_pb2.ROLE_DECODE, router_pb2.ROLE_BOTH)
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOWHERE = ("0.0.0.0", "[::]")
@@ -39,6 +41,8 @@ class Lookout:
         self._channels = channels
         self._doors = doors
         """To gateways, whose doors are for clients."""
+        self._named: dict[str, tuple[router_pb2.MeshWatcher, float]] = {}
+        """By address: gateways, and when a router has named them."""
         self._strange: set[str] = set()
         self._log = structlog.get_logger("penstock.picker")
         self.seen = MeshSight()
@@ -50,7 +54,7 @@ class Lookout:
         while True:
             told = await self._ask()
             if told is not None:
-                self.seen = MeshSight(await self._ready(told.gateways), _shortest(told.members))
+                self.seen = MeshSight(await self._ready(self._lately(told.gateways)), _shortest(told.members))
                 self.answered.set()
             await asyncio.sleep(self._look_s)
 
@@ -62,6 +66,14 @@ class Lookout:
             except grpc.aio.AioRpcError as error:
                 self._log.debug("a router does not answer", router=router, reason=error.details())
         return None
+
+    def _lately(self, gateways: Sequence[router_pb2.MeshWatcher]) -> Sequence[router_pb2.MeshWatcher]:
+        """These gateways, and those that routers have named of late, whom one that starts again does not know at first:
+        if they can be asked whether they take requests, or it knows none."""
+        now = time.monotonic()
+        self._named |= {one.address: (one, now) for one in gateways}
+        self._named = {address: (one, at) for address, (one, at) in self._named.items() if now - at < _KNOWN_S}
+        return [one for one, at in self._named.values() if at == now or not one.tls or not gateways]
 
     async def _ready(self, gateways: Sequence[router_pb2.MeshWatcher]) -> tuple[str, ...]:
         known = {one.http_address: one for one in gateways if self._reachable(one.http_address)}

@@ -389,3 +389,17 @@ def test_settings_that_can_not_be() -> None:
     for settings, named in (({}, "router"), ({"router": "r:1", "most_over": 0.5}, "most_over")):
         with pytest.raises(ConfigError, match=named):
             PickerConfig(**settings)  # type: ignore[arg-type]
+
+
+async def test_a_router_that_starts_again_makes_no_gateway_go(setup: Setup) -> None:
+    """It knows none at first."""
+    known = list(setup.router.told.gateways)
+    del setup.router.told.gateways[:]
+    await setup.router.seen()
+    assert setup.open.picker.seen.gateways == tuple(sorted(setup.gateways))
+    setup.router.told.gateways.append(known[0])
+    await setup.router.seen()
+    assert setup.open.picker.seen.gateways == tuple(sorted(setup.gateways))
+    await next(iter(setup.gateways.values())).set_serving(False)
+    await setup.router.seen()
+    assert len(setup.open.picker.seen.gateways) == len(setup.gateways) - 1

@@ -137,7 +137,8 @@ async def test_the_command_writes_what_it_was_asked_for(tmp_path: Path) -> None:
     trace = mooncake(tmp_path / "m.jsonl.gz", ROWS)
     out, html, records = (tmp_path / name for name in ("run.json", "run.html", "run.jsonl"))
     prices = tmp_path / "prices.toml"
-    prices.write_text('currency = "EUR"\n[price.default]\ninput = 1.0\noutput = 2.0\n')
+    own, others = "input = 1.0\noutput = 2.0\n", "input = 7.0\noutput = 7.0\n"
+    prices.write_text(f'currency = "EUR"\n[price.default]\n{others}[price."fake"]\n{own}')
     async with serving() as server:
         status, said, error = await command(
             *("load", str(trace), "--url", server.url, "--speed", "2", "--processes", "2", "--slo-ttft", "60"),

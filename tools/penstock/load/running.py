@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.gateway.accounts.terms import Price, read_terms
+from penstock.gateway.accounts.terms import Terms, read_terms
 from penstock.load.errors import LoadError
 from penstock.load.metrics import MetricTerms
 from penstock.load.options import LoadOptions
@@ -39,10 +39,11 @@ async def run(
     """Plays a trace, or a mix, in all rounds; `told` hears of each request when it is over. Raises LoadError."""
     options.check()
     seed = options.seed or secrets.token_hex(4)
-    price, currency = _price(options.prices, options.model)
+    terms = _terms(options.prices)
     workload = options.workload(trace, seed)
     model = await served(options.target())
     target = msgspec.structs.replace(options.target(), model=model.name)
+    price, currency = (None, "") if terms is None else (terms.price(model.name), terms.currency)
     if target.endpoint == "chat":
         wording = await calibrated(target, model.context, seed)
     else:
@@ -89,14 +90,13 @@ async def run(
     )
 
 
-def _price(path: Path | None, model: str) -> tuple[Price | None, str]:
+def _terms(path: Path | None) -> Terms | None:
     if path is None:
-        return None, ""
+        return None
     try:
-        terms = read_terms(path)
+        return read_terms(path)
     except ConfigError as error:
         raise LoadError(f"--prices: {error}") from None
-    return terms.price(model), terms.currency
 
 
 def _salted(wording: Wording, round: int) -> Wording:

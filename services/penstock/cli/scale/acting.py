@@ -20,6 +20,10 @@ _LATE = 10.0
 """A worker that is not there after so many times the time of a start is not waited for any more."""
 _LATE_S = 60.0
 """At least."""
+_AWAY_S = 120.0
+"""A worker that no router names may be back within so many seconds, and is the same then."""
+_MISSED_S = 15.0
+"""For so long nothing is decided about a mesh in which one is missing: its router may know only some again."""
 _ROLES: Mapping[WorkRole, router_pb2.Role.ValueType] = {
     "prefill": router_pb2.ROLE_PREFILL,
     "decode": router_pb2.ROLE_DECODE,
@@ -44,8 +48,8 @@ class ScaleActs:
         self._late_s = max(_LATE * start_s, _LATE_S)
         self._orders: list[tuple[WorkRole, float]] = []
         """Roles, and when they were ordered, the oldest first."""
-        self._known: set[str] | None = None
-        """Workers that were there at the last look; None: there was none."""
+        self._known: dict[str, float] | None = None
+        """Workers of late, and when each was listed last; None: there was no look."""
         self.gone: set[str] = set()
         """Workers that the actuator has taken away, as long as the router still knows them."""
         self.drained: set[str] = set()
@@ -76,11 +80,13 @@ class ScaleActs:
 
     async def welcome(self, workers: Sequence[WorkerSeen], listed: set[str]) -> None:
         """Workers that are new take the roles that were ordered. `listed`: all that the router knows."""
+        now, known = self._clock(), self._known
+        new = [one for one in workers if known is not None and one.id not in known]
+        self._known = {id: at for id, at in (known or {}).items() if now - at < _AWAY_S} | dict.fromkeys(
+            listed - self.gone, now
+        )
         self.gone &= listed
-        self.drained &= listed
-        here = {one.id for one in workers}
-        new = [one for one in workers if self._known is not None and one.id not in self._known]
-        self._known = here
+        self.drained &= self._known.keys()
         for one in new:
             order = next((order for order in self._orders if order[0] == one.role), None) or next(
                 iter(self._orders), None
@@ -92,6 +98,12 @@ class ScaleActs:
             if order[0] != one.role:
                 await self._try("flip", self._tell(one.id, router_pb2.MemberCommand(role=_ROLES[order[0]])))
 
+    def missing(self) -> bool:
+        """Whether the last look lacked workers that were there a moment ago, and were not taken away."""
+        seen = (self._known or {}).values()
+        newest = max(seen, default=0.0)
+        return any(at < newest and self._clock() - at < _MISSED_S for at in seen)
+
     async def do(self, action: ScaleAction, places: Mapping[str, WorkerPlace], actuator: Actuator) -> None:
         """One action. What fails is logged and counted, and decided on again at the next look."""
         match action.kind:
@@ -101,6 +113,8 @@ class ScaleActs:
             case "remove":
                 if self.can_use_actuator and await self._use("remove", actuator.remove(places[action.worker])):
                     self.gone.add(action.worker)
+                    if self._known is not None:
+                        self._known.pop(action.worker, None)
                     self.drained.discard(action.worker)
             case "flip":
                 await self._try("flip", self._tell(action.worker, router_pb2.MemberCommand(role=_ROLES[action.role])))

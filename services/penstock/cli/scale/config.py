@@ -93,6 +93,10 @@ class ScaleConfig:
     """What local workers serve: a model directory, its name on the hub, or the name of an embedded model."""
     engine: Annotated[EngineSettings, Parameter(name="*")] = field(default_factory=EngineSettings)
     """How local workers compute: as those of the mesh do."""
+    seal: bool = False
+    """Local workers seal their blocks: set it where those of the mesh do, whose store has theirs alone else."""
+    worker_tls: Path | None = None
+    """A directory of `penstock ca issue worker` for local workers, where services show each other certificates."""
     member_tls: Path | None = None
     """A directory of `penstock ca issue operator`, where the services of the mesh show each other certificates."""
     metrics_address: OptionalPortAddress = None

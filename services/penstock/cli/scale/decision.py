@@ -45,6 +45,8 @@ _ENOUGH = 20
 """Requests by which targets are judged."""
 _HURRY = 1.5
 """Workers that make up for what waits are at most so many times those that the load needs anyway."""
+_AWAY_S = 120.0
+"""A worker that drains, and is not seen, may be back within so many seconds: its router may have started again."""
 _WAITS = 0.5
 """Of the TTFT target, prompts may wait so long."""
 _WINDOW, _SHORT = 6, 2
@@ -72,7 +74,7 @@ def decide(mesh: MeshSeen, memory: ScaleMemory, knobs: ScaleKnobs) -> tuple[Scal
 
 
 def _remembered(mesh: MeshSeen, memory: ScaleMemory, knobs: ScaleKnobs) -> ScaleMemory:
-    passed = mesh.at - memory.at
+    passed, here = mesh.at - memory.at, {one.id: one for one in mesh.workers}
     looks = 1 if passed == inf else max(1, round(passed / knobs.every_s))
     memory = _strained(mesh, memory, knobs, min(passed, knobs.every_s * looks))
     return replace(
@@ -82,9 +84,9 @@ def _remembered(mesh: MeshSeen, memory: ScaleMemory, knobs: ScaleKnobs) -> Scale
         answers=seen(memory.answers, mesh.answer_tokens_per_s, mesh.requests_per_s * knobs.every_s, looks),
         sequences=(*memory.sequences, mesh.sequences)[-_WINDOW:],
         leaving={
-            one.id: mesh.at if one.busy else memory.leaving[one.id]
-            for one in mesh.workers
-            if one.draining and one.id in memory.leaving
+            id: mesh.at if id in here and here[id].busy else at
+            for id, at in memory.leaving.items()
+            if (here[id].draining if id in here else mesh.at - at < _AWAY_S)
         },
     )
 

@@ -61,7 +61,9 @@ class Moves:
                     break
 
     def remove(self) -> None:
-        """Those on which nothing runs any more."""
+        """Those on which nothing runs any more. Not while one is started, which an actuator could end in its place."""
+        if any(self._mesh.starting.values()):
+            return
         for one in self._mesh.workers:
             idle_s = self._mesh.at - self.memory.leaving.get(one.id, inf)
             if one.draining and not one.busy and idle_s >= self._knobs.idle_s:
@@ -80,7 +82,7 @@ class Moves:
 
     def _flip(self, role: WorkRole, most: int) -> int:
         other = OTHER[role]
-        cooled = self._mesh.at - self.memory.raised_at[other] >= self._knobs.cool_s
+        cooled = self._mesh.at - self.memory.raised_at[other] >= self._knobs.cool_s and self._watched(other)
         spare = self._have[other] - self._mesh.starting.get(other, 0) - self._calm(other, self._knobs.flip_after_s)
         count = max(0, min(most, spare)) if cooled else 0
         for one in self._left[other][:count]:
@@ -89,6 +91,12 @@ class Moves:
             self.memory = replace(self.memory, lowered_at={**self.memory.lowered_at, other: self._mesh.at})
         del self._left[other][:count]
         return count
+
+    def _watched(self, role: WorkRole) -> bool:
+        """Whether the mesh was looked at all the time for which a worker must have been spare before it changes."""
+        knobs = self._knobs
+        looks = sum(self._mesh.at - one.at < knobs.flip_after_s for one in self.memory.wants[role])
+        return looks >= int(knobs.flip_after_s / knobs.every_s)
 
     def _add(self, role: WorkRole, count: int) -> None:
         for _ in range(count if self._mesh.can_add else 0):

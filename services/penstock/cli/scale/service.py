@@ -70,7 +70,7 @@ class ScalePlanner:
         await acts.welcome(counts.workers, watch.listed)
         acts.show(counts.workers)
         seen = self._meter.look(counts)
-        if seen is None or not counts.workers:
+        if seen is None or not counts.workers or acts.missing():
             return None
         decision, memory = decide(seen, self._memory, self._knobs)
         self._show(seen, decision)
@@ -122,6 +122,7 @@ async def _actuator(config: ScaleConfig, stack: AsyncExitStack, acts: ScaleActs,
                 lost=acts.lost,
                 failed=acts.metrics.task_failed,
                 most=config.max_prefill + config.max_decode,
+                more=_for_workers(config),
             )
             return await stack.enter_async_context(local_actuator(mesh))
         case "kubernetes":
@@ -140,6 +141,12 @@ async def _actuator(config: ScaleConfig, stack: AsyncExitStack, acts: ScaleActs,
             return WebhookActuator(WebhookTarget(url=config.webhook, key=config.webhook_key(), ca=config.ca))
         case _:
             return NoActuator()
+
+
+def _for_workers(config: ScaleConfig) -> tuple[str, ...]:
+    """What local workers are told as those of the mesh are."""
+    tls = () if config.worker_tls is None else ("--member-tls", str(config.worker_tls))
+    return (*(("--seal",) if config.seal else ()), *tls)
 
 
 app = service_main(

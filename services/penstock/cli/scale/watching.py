@@ -71,7 +71,7 @@ class MeshWatch:
         self.places = {one.member_id: WorkerPlace(one.member_id, one.address) for one in workers}
         told = await self._gateways(found)
         self._judge.add(told, at)
-        done = self._done.add({one.member_id: _done(one) for one in workers})
+        done = self._done.add({one.member_id: _done(one) for one in workers if one.HasField("counts")})
         decoding = [one for one in workers if role_of(one) == "decode"]
         targets = self._config.knobs().targets
         waiting = sum(one.waiting for one in workers)
@@ -119,7 +119,8 @@ class MeshWatch:
         """Sums of what all gateways have counted; those that do not answer add nothing new."""
         tls = {one.http_address: one.tls for one in found.gateways}
         addresses: Sequence[str] = self._config.gateway_http or [*tls]
-        texts = await asyncio.gather(*(self._metrics(address, tls=tls.get(address, False)) for address in addresses))
+        guess = self._config.ca is not None  # of an address that no router knows by that name
+        texts = await asyncio.gather(*(self._metrics(one, tls=tls.get(one, guess)) for one in addresses))
         pairs = zip(addresses, texts, strict=True)
         return self._told.add({address: figures(text, self.model) for address, text in pairs if text})
 

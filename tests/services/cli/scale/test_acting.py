@@ -150,3 +150,37 @@ async def test_those_that_were_drained_are_brought_back_at_the_end() -> None:
     await one.acts.bring_back()
     assert one.failures("undrain") == 2
     assert one.acts.drained == set()
+
+
+async def test_who_is_away_for_a_moment_is_no_new_worker_and_keeps_its_place() -> None:
+    """As when a router starts again and knows some of them: else they would be taken for those that were ordered."""
+    one = Acts()
+    both = [seen("w0"), seen("w1")]
+    await one.acts.welcome(both, {"w0", "w1"})
+    one.acts.drained.add("w1")
+    assert not one.acts.missing()
+    one.now += 5
+    await one.acts.welcome(both[:1], {"w0"})
+    assert one.acts.missing(), "nothing is decided meanwhile"
+    await one.do(ADD)
+    one.now += 5
+    await one.acts.welcome(both, {"w0", "w1"})
+    assert one.acts.starting() == {"decode": 1} and one.acts.drained == {"w1"} and not one.acts.missing()
+    one.now += 5
+    await one.acts.welcome(both[:1], {"w0"})
+    one.now += 16
+    await one.acts.welcome(both[:1], {"w0"})
+    assert not one.acts.missing(), "it has gone for good"
+    one.now += 120
+    await one.acts.welcome(both[:1], {"w0"})
+    assert not one.acts.drained
+
+
+async def test_who_was_taken_away_is_not_missed() -> None:
+    one = Acts()
+    await one.acts.welcome([seen("w0"), seen("w1")], {"w0", "w1"})
+    await one.do(REMOVE)
+    for listed in ({"w0", "w1"}, {"w0"}):
+        one.now += 5
+        await one.acts.welcome([seen("w0")], listed)
+        assert not one.acts.missing()

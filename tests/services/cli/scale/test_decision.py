@@ -174,6 +174,41 @@ def test_a_worker_is_removed_when_it_is_drained_and_nothing_runs_there() -> None
     assert len(fleet.workers) == 2
 
 
+def test_who_drains_and_is_away_for_a_moment_is_removed_all_the_same() -> None:
+    """Its router has started again."""
+    fleet = Fleet(2, 1)
+    fleet.workers = {name: replace(one, busy=1) for name, one in fleet.workers.items()}
+    while "drain" not in fleet.kinds():
+        fleet.look()
+    all_of_them = fleet.workers
+    fleet.workers = {name: one for name, one in all_of_them.items() if not one.draining}
+    fleet.look()
+    fleet.workers = {name: replace(one, busy=0) for name, one in all_of_them.items()}
+    while "remove" not in fleet.kinds():
+        fleet.look()
+
+
+def test_nobody_is_removed_while_another_is_started() -> None:
+    """Kubernetes would end the one that has not begun."""
+    fleet = Fleet(3, 1)
+    while "drain" not in fleet.kinds():
+        fleet.look()
+    fleet.starting.append((fleet.now + 3600, "decode"))
+    for _ in range(20):
+        fleet.look()
+    assert "remove" not in fleet.kinds()
+    fleet.starting.clear()
+    while "remove" not in fleet.kinds():
+        fleet.look()
+
+
+def test_a_planner_that_has_just_begun_changes_no_roles() -> None:
+    """It does not know whether who has little to do had little to do before."""
+    fleet = Fleet(3, 1)
+    fleet.look(sequences=500.0)
+    assert "flip" not in fleet.kinds() and "add" in fleet.kinds()
+
+
 def test_who_is_drained_by_somebody_else_is_left_alone() -> None:
     fleet = Fleet(1, 2)
     other = WorkerSeen(id="theirs", role="prefill", ready=False, draining=True)

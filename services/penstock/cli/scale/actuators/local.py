@@ -47,6 +47,8 @@ class LocalMesh:
     most: int
     """Workers at one time, those that are being started again among them: else one that dies again and again would be
     made up for by more and more."""
+    more: tuple[str, ...] = ()
+    """Further options of the workers."""
 
 
 @dataclass(slots=True)
@@ -91,6 +93,7 @@ class LocalActuator:
                 store=store.address,
                 name=name,
                 host=store.host,
+                more=mesh.more,
             )
         except (PenstockError, ConfigError, OSError) as error:
             raise ActuatorFailed(str(error)) from None
