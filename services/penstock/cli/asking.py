@@ -14,9 +14,9 @@ from typing import Annotated, Any, TypeVar
 import grpc
 from cyclopts import Parameter
 
-from penstock.errors import InvalidRequest, PenstockError, Unavailable
+from penstock.errors import DeadlineExceeded, InvalidRequest, PenstockError, Unavailable
 from penstock.rpc.channels import Channels, open_channels
-from penstock.rpc.errors import from_rpc
+from penstock.rpc.errors import from_rpc, is_raised
 from penstock.rpc.identity import MemberIdentity
 from penstock.runtime.addresses import HostPort, is_loopback, socket_address
 from penstock.runtime.config import Addresses
@@ -131,6 +131,8 @@ async def of_first(mesh: MeshAccess, ask: Asking[_Answer]) -> _Answer:
                 return await ask(stub)
             except grpc.aio.AioRpcError as failed:
                 error = from_rpc(failed)
+                if isinstance(error, DeadlineExceeded) and not is_raised(failed):
+                    error = Unavailable(f"the router at {router} does not answer")
                 if not isinstance(error, Unavailable):
                     break
     raise error

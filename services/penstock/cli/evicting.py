@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.table import Table
 
 from penstock.cli.asking import NOWHERE, AsJson, Door, DoorAccess, Mesh, MeshAccess, done
 from penstock.cli.frames import counted, mib
+from penstock.errors import Unavailable
 from penstock.rpc.shown.figures import Json, role_of, tier_name
 from penstock.v1 import gateway_pb2, router_pb2
 
@@ -36,10 +39,7 @@ def evict(*, tenant: str, mesh: Mesh = NOWHERE, door: Door = None, as_json: AsJs
 
 
 async def _evict(tenant: str, mesh: MeshAccess, door: DoorAccess) -> Json:
-    gateway = (await door.doors(mesh))[0]
-    request = gateway_pb2.EvictTenantRequest(tenant=tenant)
-    async with door.gateway_at(gateway) as stub:
-        answer = await stub.EvictTenant(request, timeout=_CALL_S, metadata=door.metadata(gateway))
+    answer = await _asked(gateway_pb2.EvictTenantRequest(tenant=tenant), await door.doors(mesh), door)
     members = [_plain(member) for member in answer.members]
     tiers = [tier for member in members for tier in member["tiers"]]
     return {
@@ -49,6 +49,24 @@ async def _evict(tenant: str, mesh: MeshAccess, door: DoorAccess) -> Json:
         "in_use": sum(tier["in_use"] for tier in tiers),
         "members": members,
     }
+
+
+async def _asked(
+    request: gateway_pb2.EvictTenantRequest, gateways: Sequence[router_pb2.MeshWatcher], door: DoorAccess
+) -> gateway_pb2.EvictTenantResponse:
+    """The answer of the first gateway that can be reached. Raises PenstockError."""
+    error: Unavailable | None = None
+    for gateway in gateways:
+        try:
+            async with door.gateway_at(gateway) as stub:
+                answer: gateway_pb2.EvictTenantResponse = await stub.EvictTenant(
+                    request, timeout=_CALL_S, metadata=door.metadata(gateway)
+                )
+                return answer
+        except Unavailable as fault:
+            error = fault
+    assert error is not None, "there is a gateway"
+    raise error
 
 
 def _plain(member: router_pb2.MemberEvicted) -> Json:

@@ -9,6 +9,7 @@ comes back likewise. Those that import torch are forked from a process that has 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -129,7 +130,12 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         while not self._stopping.is_set():
             began = loop.time()
-            code, tail = await self._run_once(spec)
+            try:
+                code, tail = await self._run_once(spec)
+            except OSError as error:  # the system has no process for it now: the others go on
+                if len(self._values) < len(self._specs):
+                    raise
+                code, tail = os.EX_OSERR, [f"could not be started: {error}"]
             if self._stopping.is_set():
                 break
             if len(self._values) < len(self._specs):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -113,6 +115,28 @@ async def test_a_child_that_stays_stuck_is_killed_and_comes_back() -> None:
     assert [change.state.value for change in seen.changes if change.name == "b"] == ["starting", "ready", "stopped"]
     assert after["a"] != before["a"] and after["b"] == before["b"]
     assert not any(alive(pid) for pid in (*before.values(), *after.values()))
+
+
+async def test_a_child_for_which_there_is_no_process_now_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And its neighbours go on."""
+    seen, start = Onlooker(), asyncio.create_subprocess_exec
+    refusals = [BlockingIOError(errno.EAGAIN, "no process")] * 2
+
+    async def refused(*arguments: Any, **options: Any) -> asyncio.subprocess.Process:
+        if refusals:
+            raise refusals.pop()
+        return await start(*arguments, **options)
+
+    async with supervised([fake("a"), fake("b")], seen.change, seen.line, QUICK) as supervisor:
+        await supervisor.ready()
+        before = supervisor.pids()
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", refused)
+        os.kill(before["a"], signal.SIGKILL)
+        await seen.until(lambda: seen.count("a", ChildState.READY) == 2)
+        assert supervisor.pids()["b"] == before["b"] and not refusals
+    downs = [change for change in seen.changes if change.state is ChildState.DOWN]
+    assert [change.exit_code for change in downs] == [-9, os.EX_OSERR, os.EX_OSERR]
+    assert "could not be started: [Errno 11] no process" in downs[1].tail[0]
 
 
 async def test_a_child_that_cannot_be_started_ends_the_supervisor() -> None:
