@@ -11,9 +11,10 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from threading import Lock
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.engine.errors import RequestRefused
 from penstock.engine.request import SamplingParams
@@ -21,8 +22,8 @@ from penstock.grammar.joining import joins, last_joins
 from penstock.grammar.tokenizer import GrammarTokenizer
 from penstock.grammar.vocabulary import Vocabulary
 
-_MOST_STATES = 64
-"""Sets of tokens that are kept for one list of words."""
+_MOST_KEPT = 1 << 18
+"""Tokens in the sets that are kept for one list of words; the last one stays however large it is."""
 _MOST_LISTS = 32
 _LETTER = 4
 """Bytes of a character at most."""
@@ -51,7 +52,10 @@ class WordBans:
         held = [vocabulary.holding(word.text, before=word.before, behind=word.behind) for word in self._words]
         named = [vocabulary.controls[text] for text in self._texts if text in vocabulary.controls]
         self._always = np.unique(np.concatenate([*held, np.array([*always, *named], dtype=np.int64)]))
-        self._banned = lru_cache(maxsize=_MOST_STATES)(self._behind)
+        self._always_set = frozenset(self._always.tolist())
+        self._kept: OrderedDict[tuple[bytes, bool], frozenset[int]] = OrderedDict()
+        """By state of the text, the last used behind the others."""
+        self._keeping = Lock()
 
     def after(self, tokens: Sequence[int], begin: int, drafts: Sequence[int] = ()) -> frozenset[int]:
         """The tokens that can't follow the text of `tokens` from `begin` on and of `drafts`; none where nothing else
@@ -79,17 +83,30 @@ class WordBans:
         high = bisect_left(self._texts, begun + b"\xff", low)
         return [word for word in self._words[low:high] if len(word.text) > len(begun)]
 
-    def _behind(self, begun: bytes, joined: bool) -> frozenset[int]:
+    def _banned(self, begun: bytes, joined: bool) -> frozenset[int]:
         """The tokens that can't follow `begun`, the longest end of the text with which a word begins; `joined`: what
         stands before it joins it."""
-        found = [self._always]
+        state = begun, joined
+        with self._keeping:
+            if state in self._kept:
+                self._kept.move_to_end(state)
+                return self._kept[state]
+        banned = self._behind(begun, joined)
+        with self._keeping:
+            self._kept[state] = banned
+            while len(self._kept) > 1 and sum(map(len, self._kept.values())) > _MOST_KEPT:
+                self._kept.popitem(last=False)
+        return banned
+
+    def _behind(self, begun: bytes, joined: bool) -> frozenset[int]:
+        found: list[npt.NDArray[np.int64]] = []
         for at in range(len(begun) + 1):
             joined = last_joins(begun[max(0, at - _LETTER) : at]) if at else joined
             for word in self._going_on(begun[at:]):
                 if not (word.before and joined):
                     rest = word.text[len(begun) - at :]
                     found.append(self._vocabulary.beginning(rest, behind=word.behind))
-        banned = frozenset(np.concatenate(found).tolist())
+        banned = self._always_set.union(*(some.tolist() for some in found))
         return banned if len(banned) < len(self._vocabulary.texts) else frozenset()
 
 

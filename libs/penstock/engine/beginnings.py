@@ -18,28 +18,34 @@ class Beginnings:
     def __init__(self) -> None:
         self._behind: dict[bytes, list[tuple[bytes, int]]] = {}
         """(Tokens, page), by the key of the block before."""
-        self._rows: dict[int, tuple[bytes, bytes]] = {}
-        """(Key of the block before, tokens), by page."""
+        self._rows: dict[int, tuple[bytes, bytes, bytes]] = {}
+        """(Key of the block before, tokens, namespace), by page."""
+        self._of: dict[bytes, set[int]] = {}
+        """Pages by namespace."""
 
     def __contains__(self, page: int) -> bool:
         return page in self._rows
 
-    def put(self, page: int, parent: bytes, tokens: bytes) -> None:
-        """Says that the first rows of `page` are those of `tokens`, which follow the block of `parent`. Replaces what
-        was said of the page before. Nobody writes to these rows until they are removed."""
+    def put(self, page: int, parent: bytes, tokens: bytes, namespace: bytes = b"") -> None:
+        """Says that the first rows of `page` are those of `tokens`, which follow the block of `parent`, of a tenant's
+        namespace. Replaces what was said of the page before. Nobody writes to these rows until they are removed."""
         assert tokens, f"page {page} has no rows"
         self.remove(page)
-        self._rows[page] = parent, tokens
+        self._rows[page] = parent, tokens, namespace
+        self._of.setdefault(namespace, set()).add(page)
         insort(self._behind.setdefault(parent, []), (tokens, page))
 
-    def behind(self, parent: bytes) -> list[int]:
-        """The pages with rows that follow the block of `parent`."""
-        return [page for _, page in self._behind.get(parent, ())]
+    def of(self, namespace: bytes) -> list[int]:
+        """The pages with rows of a namespace."""
+        return list(self._of.get(namespace, ()))
 
     def remove(self, page: int) -> None:
         """Nobody may copy rows of the page any more; a second call does nothing."""
-        parent, tokens = self._rows.pop(page, (b"", b""))
+        parent, tokens, namespace = self._rows.pop(page, (b"", b"", b""))
         if tokens:
+            self._of[namespace].remove(page)
+            if not self._of[namespace]:
+                del self._of[namespace]
             behind = self._behind[parent]
             del behind[bisect_left(behind, (tokens, page))]
             if not behind:
@@ -56,7 +62,7 @@ class Beginnings:
 
     def repeated(self, page: int) -> bool:
         """Whether another page has all rows of this one as well."""
-        parent, tokens = self._rows[page]
+        parent, tokens, _ = self._rows[page]
         behind = self._behind[parent]
         at = bisect_left(behind, (tokens, page))
         return (at > 0 and behind[at - 1][0] == tokens) or (

@@ -15,6 +15,8 @@ from concurrent.futures import Executor
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
+from operator import eq
 
 from penstock.checkpoint import Checkpoint, inspect
 from penstock.engine.adapters.shelf import AdapterShelf, ComputesAdapters
@@ -477,7 +479,8 @@ class Engine:
             elif answer:
                 proposers: Sequence[str] = ()
                 if flight.drafted and (drafts := outlet.live.run.choice.drafts):
-                    proposers = self._speculation.learn(outlet.live, len(drafts), len(answer) - 1)
+                    accepted = sum(takewhile(bool, map(eq, drafts, (one.token for one in answer))))
+                    proposers = self._speculation.learn(outlet.live, len(drafts), accepted)
                 if outlet.live.request.sampling.proposers:
                     answer = credited(answer, proposers)
                 generated += len(answer)

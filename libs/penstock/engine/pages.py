@@ -236,18 +236,18 @@ class PagePool:
         Returns how many blocks nobody finds any more, and how many of them are in pages that somebody holds."""
         named = self._named.of(namespaces)
         held = sum(self._refs[one.page] > 0 for one in named)
-        parents = [*namespaces, *(one.key for one in named)]
-        tails = [page for parent in parents for page in self._beginnings.behind(parent) if page not in self._named]
+        tails = [page for one in namespaces for page in self._beginnings.of(one) if page not in self._named]
         self.forget([*tails, *(one.page for one in named)])
         return len(named), held
 
     # Rows
 
-    def rows(self, page: int, parent: bytes, tokens: bytes) -> None:
+    def rows(self, page: int, parent: bytes, tokens: bytes, *, namespace: bytes = b"") -> None:
         """Says that the first rows of `page`, which is held, are those of `tokens` (see `packed`), which follow the
-        block of `parent`: all of a block that has its key, or a tail. Nobody writes to these rows while it is known."""
+        block of `parent`: all of a block that has its key, or a tail, of a namespace as in `name`. Nobody writes to
+        these rows while it is known."""
         assert self._refs[page] > 0, f"page {page} is free and has no rows"
-        self._beginnings.put(page, parent, tokens)
+        self._beginnings.put(page, parent, tokens, namespace)
 
     def longest(self, parent: bytes, tokens: bytes) -> tuple[int, int]:
         """(A page with the most leading rows of the block of `tokens` that follows that of `parent`, number of these

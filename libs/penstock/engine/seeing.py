@@ -57,13 +57,14 @@ class Seeing:
             return False
         if between:
             self._counters.begin()
-        began = time.monotonic()
+        began, waited_s = time.monotonic(), self._pace.turns.waited_s
         seconds = min(_TURN_S, max(_LEAST_TURN_S, self._counters.decode_step_s)) if streams else _TURN_S
         try:
             await self._lane.call(self._look, shown, live, seconds, begun=self._hand_out)
         except Exception as error:
             self._failed(live, error)
-        self._counters.looked(began, time.monotonic(), between=between)
+        waited_s = self._pace.turns.waited_s - waited_s
+        self._counters.looked(began, time.monotonic(), waited_s=waited_s, between=between)
         return True
 
     def _look(self, shown: ShownTiles, live: Live, seconds: float) -> None:

@@ -148,9 +148,10 @@ class Counters:
         """A step has ended `now`."""
         self.step_ended, self.step_began, self.expected_s = now, None, 0.0
 
-    def looked(self, began: float, now: float, *, between: bool) -> None:
-        """Pictures were computed from `began` until `now`, which is no part of a step; `between`: nor is one begun."""
-        self.busy_s += now - began
+    def looked(self, began: float, now: float, *, waited_s: float, between: bool) -> None:
+        """Pictures were computed from `began` until `now`, but for the wait for a turn, which is no part of a step;
+        `between`: nor is one begun."""
+        self.busy_s += now - began - waited_s
         if between:
             self.end(now)
         else:

@@ -220,6 +220,9 @@ class PageLending:
         """Settles which blocks leave next, and has the store copy them, so that there is room for a while. When what is
         idle is too little for that, live sequences fill the pool, and everything is copied at once."""
         if self._short(self._ahead // 2) <= 0:
+            chosen = self._pool.choose(self._pool.chosen) if self._pool.over else ()
+            if all(key in self._saved or key not in self._loans for key in chosen):
+                self._pool.trim(len(chosen))
             return
         needed = max(self._pool.over, self._ahead - self._pool.unnamed)
         leaving = self._pool.choose(needed)

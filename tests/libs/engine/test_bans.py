@@ -9,6 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.checkpoint import inspect
+from penstock.engine import bans as bans_module
 from penstock.engine.bans import RequestBans, WordBans
 from penstock.engine.errors import RequestRefused
 from penstock.engine.grammars import ModelTokens, tokenizer_of
@@ -116,3 +117,14 @@ async def test_a_tokenizer_that_can_not_be_read_is_asked_again():
     for _ in range(2):
         with pytest.raises(RequestRefused, match="bad_words: no tokens"):
             await bans.of(without("fox"))
+
+
+def test_what_is_kept_is_bounded_by_its_size(monkeypatch):
+    monkeypatch.setattr(bans_module, "_MOST_KEPT", 4)
+    vocabulary = [bytes([byte]) for byte in b"abcdefgh"] + [b"ab", b"abc"]
+    bans = WordBans(["abcdefg"], frozenset({7}), Vocabulary(vocabulary))
+    texts = [list(range(end)) for end in range(7)]
+    first = [bans.after(text, 0) for text in texts]
+    assert sum(map(len, bans._kept.values())) <= 4 and len(bans._kept) < len(texts)
+    assert [bans.after(text, 0) for text in texts] == first
+    assert first == [completing(["abcdefg"], text, vocabulary) | {7} for text in texts]

@@ -228,7 +228,7 @@ class PoolMachine(RuleBasedStateMachine):
     @invariant()
     def same_tails(self):
         assert list(self.pool._tails) == self.tails
-        rows = {page: (parent, packed(tokens)) for page, (parent, tokens) in self.rows.items()}
+        rows = {page: (parent, packed(tokens), b"") for page, (parent, tokens) in self.rows.items()}
         assert self.pool._beginnings._rows == rows
         assert self.pool.unnamed == TOTAL - len(self.pages()) - len(self.idle())
 
@@ -396,9 +396,9 @@ def test_what_is_dropped_is_found_no_more_and_holds_stay():
     mine, theirs = pool.allocate("a", 4), pool.allocate("b", 2)
     for page, key, parent in zip(mine, (b"m1", b"m2", b"m3"), (b"m", b"m1", b"m2"), strict=False):
         pool.name(page, key, parent, 0, namespace=b"m")
-    pool.rows(mine[3], b"m3", tokens)
+    pool.rows(mine[3], b"m3", tokens, namespace=b"m")
     pool.name(theirs[0], b"t1", b"t", 0, namespace=b"t")
-    pool.rows(theirs[1], b"t1", tokens)
+    pool.rows(theirs[1], b"t1", tokens, namespace=b"t")
     pool.release("a", mine[1:])
     pool.release("b", theirs)
     forgotten = []
@@ -417,3 +417,18 @@ def test_what_is_dropped_is_found_no_more_and_holds_stay():
     assert pool.holds(mine[0]) == 1 and pool.free == TOTAL - 1
     pool.release("a", mine[:1])
     assert pool.free == TOTAL and sorted(pool.allocate("c", TOTAL)) == list(range(1, TOTAL + 1))
+
+
+def test_a_tail_that_has_outlived_its_block_is_dropped_with_its_tenant():
+    pool, tokens = PagePool(40), packed([1, 2])
+    block, tail, *others = pool.allocate("a", 22)
+    pool.name(block, b"k1", b"m", 0, namespace=b"m")
+    pool.rows(tail, b"k1", tokens, namespace=b"m")
+    for number, page in enumerate(others):
+        pool.name(page, b"t%d" % number, b"t", 0, namespace=b"t")
+    pool.release("a", [block, tail, *others])
+    pool.release("b", pool.allocate("b", 19))
+    assert pool.find(b"k1") is None and pool.longest(b"k1", tokens) == (tail, 2)
+    assert pool.drop({b"m"}) == (0, 0)
+    assert pool.longest(b"k1", tokens) == (0, 0)
+    assert sorted(pool.allocate("c", 40)) == list(range(1, 41))

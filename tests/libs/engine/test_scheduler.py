@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import inf
 from random import Random
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from penstock.engine.errors import EngineError
+from penstock.engine.errors import EngineError, NotFinite
 from penstock.engine.hooks import LoadResult
 from penstock.engine.pages import PagePool
 from penstock.engine.request import Request, SamplingParams
@@ -330,6 +331,19 @@ def test_a_step_that_fails_gives_the_page_back():
     assert pool.longest(second.chain.keys[0], packed(range(8, 13))) == (0, 0), "it may be what is damaged"
 
 
+def test_pages_of_a_sequence_that_has_left_are_distrusted_too():
+    """Its client leaves while the step is computed that finds numbers which are not finite."""
+    scheduler = Scheduler(StepLimits(8, 2, 8), pool := PagePool(8))
+    [live] = begun(scheduler, 1, tokens=range(30))
+    keys = list(live.chain.keys)
+    stepped(scheduler)
+    assert pool.find(keys[0]) is not None
+    step = scheduler.next_step({})
+    scheduler.drop(live)
+    scheduler.commit(step, [NotFinite()])
+    assert pool.find(keys[0]) is None and pool.free == 8
+
+
 def test_what_stands_on_kv_that_may_be_damaged_is_named_by_none():
     """Neither the block that is not finite, nor those behind it, whatever they hold."""
     scheduler = Scheduler(StepLimits(8, 2, 8), pool := PagePool(8))
@@ -546,7 +560,7 @@ class Play:
         self.scheduler._share()
         assert self.scheduler.stats().queued_tokens == self.queued()
         expected = plan_of(self.scheduler.situation(drafts, room=room, leftover=self.leftover))
-        again = self.scheduler._once_more
+        again = partial(self.scheduler._once_more, self.leftover)
         if drafts:
             step = self.scheduler.next_step(drafts, room=room, leftover=self.leftover)
         else:

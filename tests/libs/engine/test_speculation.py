@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -17,9 +18,12 @@ from penstock.draft.drafts import Description
 from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
 from penstock.engine.sampling.noise import mix
+from penstock.engine.speculation.asking import Speculation
 from penstock.engine.speculation.draft_model import DraftModel
 from penstock.engine.speculation.drafting import draft_misfit, vocabulary_misfit
+from penstock.engine.speculation.guess import NOTHING, Guess
 from penstock.grammar.joining import standing
+from penstock.grammar.matcher import GrammarLeft
 from penstock.runtime.drafts import PROPOSERS
 from penstock.testing.checkpoints import EOS, TinyModel, write_checkpoint
 from penstock.testing.drafters import InlineDrafter, PlainForesight, draft_client, model_drafter, served_drafts
@@ -138,6 +142,32 @@ async def test_tokens_say_who_proposed_them_where_the_request_asks(config, kit, 
             assert len(said) - said.count("") == answer.last.drafts.accepted > 0
         else:
             assert set(said) == {None}
+
+
+async def test_an_end_that_was_drafted_is_right(config, kit):
+    """Nothing comes behind it, so the last of the drafts is the last token."""
+    request = kit.request("a", 12, kit.greedy(12))
+    async with Engine.open(config) as engine:
+        plain = await kit.read(engine, request)
+    end = next(at for at, token in enumerate(plain.ids) if at >= 5 and token not in plain.ids[:at])
+    whole = [*request.prompt, *plain.ids]
+    drafter = kit.Drafts(lambda ask: whole[len(ask.tokens) : len(ask.tokens) + ask.k])
+    sampling = replace(request.sampling, stop_token_ids=frozenset({plain.ids[end]}), proposers=True)
+    async with Engine.open(config, drafter) as engine:
+        answer = await kit.read(engine, replace(request, sampling=sampling))
+        stats = engine.stats()
+    assert answer.ids == plain.ids[: end + 1] and answer.last.finish == "stop"
+    assert "" not in [token.proposer for token in answer.tokens[1:]]
+    assert (answer.last.drafts.accepted, stats.accepted) == (end, end)
+
+
+def test_a_grammar_that_fails_at_a_guess_costs_no_more_than_the_guess():
+    class Failing:
+        def legal(self, tokens):
+            raise GrammarLeft("no more")
+
+    found = Speculation._legal(None, SimpleNamespace(guide=Failing()), Guess((1, 2), (0.5, 0.5)))
+    assert found == NOTHING
 
 
 @pytest.mark.parametrize("drafts", [False, True])

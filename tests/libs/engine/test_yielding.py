@@ -170,6 +170,18 @@ def test_a_batch_rests_while_others_are_served_and_goes_on_where_it_was():
     assert [live.length for live in batch] == length and step(scheduler) == [1, 2]
 
 
+def test_a_batch_gives_way_to_the_streams_of_other_workers():
+    """Also in the middle of steps that repeat each other."""
+    scheduler = Scheduler(LIMITS, PagePool(64))
+    for ticket in (1, 2):
+        begin(scheduler, ticket, yields=True)
+    assert step(scheduler) == step(scheduler) == step(scheduler) == [1, 2]
+    assert scheduler.next_step({}, leftover=Leftover(alone_s=0.0)) == []
+    assert step(scheduler) == [1, 2]
+    short = scheduler.next_step({}, leftover=Leftover(alone_s=0.003, row_s=0.002))
+    assert [live.ticket for live in short] == [1], "a row takes longer than was thought"
+
+
 def test_others_do_not_see_them():
     scheduler = Scheduler(LIMITS, pool := PagePool(64))
     for ticket in (1, 2, 3, 4, 5):

@@ -268,3 +268,21 @@ async def test_a_pool_without_a_store_keeps_no_more_than_it_may() -> None:
         assert not one.lending.on
         one.pool.release("me", one.compute(puts(9)))
         assert one.pool.stats().resident == 4
+
+
+async def test_saved_blocks_leave_when_more_become_idle_than_may_stay() -> None:
+    """Which leave next was settled before, as there were few free pages; nothing else has to be settled then."""
+    async with bench(blocks=256, pages=64, most_idle=16) as (one, _, reader):
+        one.pool.allocate("live", 40)
+        chain, more = puts(16), puts(6, "b")
+        pages = one.compute(chain)
+        await one.lend(chain, pages)
+        one.pool.release("me", pages)
+        busy = one.compute(more, "you")
+        await one.lend(more, busy)
+        await eventually(lambda: one.pool.chosen == 6 and one.ready())
+        assert one.pool.stats().resident == 22 and not one.pool.over
+        one.pool.release("you", busy)
+        await eventually(lambda: one.pool.stats().resident == 16)
+        assert one.lending.lost == 0
+        assert await fetch(reader, keys(16)) == contents(chain)

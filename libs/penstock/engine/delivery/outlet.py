@@ -89,10 +89,10 @@ class Outlet:
         self.wake()
 
     def tell(self) -> None:
-        """Lets sink and reader, or its relay, know of the last step."""
+        """Lets sink and reader, or its relay, know of the last step; not a reader that has left."""
         if self.feed is not None and not self.live.gone:
             self.feed.report()
-        if not self._chosen or self._rests:
+        if not self._chosen or self._rests or (self.live.gone and not self._over):
             return
         if self._relay is not None and not self._over:
             self._relay(self)

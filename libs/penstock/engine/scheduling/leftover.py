@@ -6,6 +6,7 @@ reads weights. A step of their own is short, because a request that comes has to
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -43,6 +44,14 @@ class Leftover:
     def row(self, length: int) -> float:
         """Of the decode row of a sequence with so many tokens."""
         return self.row_s + length * self.context_s
+
+    def holds(self, lengths: Sequence[int], *, beside: bool) -> bool:
+        """Whether a step, with others or without, may have the decode rows of sequences with so many tokens; without
+        others one always, where there is such a step."""
+        seconds = self.beside_s if beside else self.alone_s
+        if seconds <= 0:
+            return False
+        return (len(lengths) <= 1 and not beside) or sum(map(self.row, lengths)) <= seconds
 
     def tokens(self, seconds: float) -> int:
         """Tokens of prompts that are computed in this time."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from penstock.engine.errors import EngineError
+from penstock.engine.errors import EngineError, NotFinite
 from penstock.engine.hooks import LoadResult
 from penstock.engine.pages import PagePool
 from penstock.engine.request import FinishReason
@@ -242,15 +242,20 @@ class Scheduler:
 
         `drafts` are proposed tokens by ticket; `stalled`, `room` and `leftover` as in Situation.
         """
-        step = self._once_more() if not drafts else None
+        step = self._once_more(leftover) if not drafts else None
         return self._planned(drafts, stalled, room, leftover) if step is None else step
 
-    def _once_more(self) -> list[Live] | None:
+    def _once_more(self, leftover: Leftover = ANY_LEFTOVER) -> list[Live] | None:
         """Repeats the last step one token later: the same answer as `plan` in a fraction of its time. None when `plan`
         would answer differently."""
         step, size = self._decoding, self._limits.block_size
-        if step is None or (step and yields(step[0]) and self._pool.free < self._reserve // 2):
+        if step is None:
             return None
+        if step and yields(step[-1]):
+            lengths = [live.length for live in step if yields(live)]
+            beside = len(lengths) < len(step)
+            if not leftover.holds(lengths, beside=beside) or (not beside and self._pool.free < self._reserve // 2):
+                return None
         if step and step[0].busy:
             return None
         full = []
@@ -368,6 +373,8 @@ class Scheduler:
         for live, answer in zip(step, answers, strict=True):
             live.busy = False
             if live.gone:
+                if isinstance(answer, NotFinite):
+                    self._sharing.forget(live)  # before others can find its pages
                 self._take_pages(live)
                 if isinstance(answer, list):
                     answer.clear()

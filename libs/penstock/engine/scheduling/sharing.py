@@ -33,7 +33,8 @@ class Sharing:
             parent = chain.parent(block)
             there = self._pool.name(page, chain.keys[block], parent, first, namespace=chain.root)
             if there == page and not chain.touches_pictures(first, first + self._size):
-                self._pool.rows(page, parent, packed(live.tokens[first : first + self._size]))
+                rows = packed(live.tokens[first : first + self._size])
+                self._pool.rows(page, parent, rows, namespace=chain.root)
             if there != page:
                 self._replace(live, block, [there])
                 changed = True
@@ -80,7 +81,8 @@ class Sharing:
             return
         if first < live.computed < first + self._size:
             rows = packed(live.tokens[first : live.computed])
-            self._pool.rows(live.pages[live.named], live.chain.parent(live.named), rows)
+            parent, root = live.chain.parent(live.named), live.chain.root
+            self._pool.rows(live.pages[live.named], parent, rows, namespace=root)
 
     def copyable(self, live: Live) -> int:
         """How many tokens of its next block the sequence can copy instead of computing them."""

@@ -23,6 +23,7 @@ from penstock.engine.speculation.looking import Looked, Looking
 from penstock.engine.speculation.lookup.lookup import Lookup
 from penstock.engine.stats import Counters
 from penstock.engine.step.run import Run
+from penstock.grammar.matcher import GrammarLeft
 from penstock.runtime.drafts import GRAMMAR, HEAD, LOOKUP, MODEL, DraftAccount
 
 _FIRST_STEPS = 4
@@ -328,7 +329,12 @@ class Speculation:
         return (_Choice(proposer, self._legal(writer.live, _joined(sure, rest)), forced),)
 
     def _legal(self, live: Live, guess: Guess) -> Guess:
-        return guess if live.guide is None else guess.cut(len(live.guide.legal(guess.tokens)))
+        if live.guide is None:
+            return guess
+        try:
+            return guess.cut(len(live.guide.legal(guess.tokens)))
+        except GrammarLeft:  # its next mask says so to the request
+            return NOTHING
 
     def _room(self, live: Live) -> int:
         """Most drafts of the sequence for a step."""

@@ -8,8 +8,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from penstock.engine.delivery.outlet import Outlet
 from penstock.engine.hooks import Relay
-from penstock.engine.request import TokenOut, Update
+from penstock.engine.request import Request, SamplingParams, TokenOut, Update
+from penstock.engine.sampling.choice import Chosen
+from penstock.engine.scheduling.live import new_live
 from penstock.errors import InvalidRequest, Unavailable
 from penstock.runtime.drafts import LOOKUP, DraftAccount
 from penstock.v1 import common_pb2, decode_pb2
@@ -299,3 +302,21 @@ async def test_a_call_that_fails_knows_what_it_has_sent() -> None:
         assert not await way.send(decode_pb2.GenerateEvent(tokens=[token_to_message(TokenOut(0, 7, None))]))
         assert way.told == 0
     assert len(told) == 3, "nothing failed"
+
+
+async def test_what_comes_of_a_call_that_has_left_is_told_to_nobody() -> None:
+    """A step's tokens are handed out after its reader has left."""
+    live = new_live(Request("r", (1, 2), SamplingParams(max_tokens=9)), 1, frozenset(), now=0.0)
+    outlet, told = Outlet(live, None, DraftAccount()), list[object]()
+    ending = asyncio.ensure_future(outlet.end(told.append))
+    await asyncio.sleep(0)
+    outlet.enter()
+    outlet.timeline.step_begins(0.5)
+    outlet.add([Chosen(5)], 1.0)
+    outlet.tell()
+    assert told == [outlet]
+    ending.cancel()
+    outlet.live.gone = True
+    outlet.add([Chosen(6)], 2.0)
+    outlet.tell()
+    assert told == [outlet]

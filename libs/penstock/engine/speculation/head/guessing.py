@@ -149,10 +149,11 @@ class HeadGuesser:
                 row.masked_fill_(~self._allowed(mask), float("-inf"))
         shares = wide.softmax(-1)
         for number, (text, one) in enumerate(zip(texts, chosen, strict=True)):
-            if text.over or one.token not in self._able:
+            share = float(shares[number, one.token])
+            if text.over or one.token not in self._able or not share > 0:  # nor a number: it can guess nothing legal
                 text.over = True
             else:
-                text.take(one.token, float(shares[number, one.token]))
+                text.take(one.token, share)
 
     def _allowed(self, mask: MaskWords) -> Tensor:
         """bool [vocabulary]."""
