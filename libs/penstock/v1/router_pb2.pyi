@@ -1661,6 +1661,7 @@ class PlanAsk(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     NAMESPACE_FIELD_NUMBER: _builtins.int
     CACHE_ROOT_FIELD_NUMBER: _builtins.int
+    RETURNED_FIELD_NUMBER: _builtins.int
     model_name: _builtins.str
     tenant: _builtins.str
     session: _builtins.str
@@ -1691,6 +1692,8 @@ class PlanAsk(_message.Message):
     """as in Request, like the next two: for the workers' capabilities"""
     namespace: _builtins.bytes
     cache_root: _builtins.bytes
+    returned: _builtins.bool
+    """its client had left it, and asks again: it waits like others, whatever exists of its answer"""
     @_builtins.property
     def avoid(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Members that failed this request by a fault of transport or of their own, never by refusing its content: not
@@ -1727,10 +1730,11 @@ class PlanAsk(_message.Message):
         request_id: _builtins.str = ...,
         namespace: _builtins.bytes = ...,
         cache_root: _builtins.bytes = ...,
+        returned: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_first_token_s", b"_first_token_s", "_token_s", b"_token_s", "first_token_s", b"first_token_s", "kept", b"kept", "token_s", b"token_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first_token_s", b"_first_token_s", "_token_s", b"_token_s", "after", b"after", "avoid", b"avoid", "block_keys", b"block_keys", "cache_root", b"cache_root", "first_token_s", b"first_token_s", "full", b"full", "kept", b"kept", "max_tokens", b"max_tokens", "model_name", b"model_name", "namespace", b"namespace", "output_tokens", b"output_tokens", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "session", b"session", "tenant", b"tenant", "token_s", b"token_s", "weight", b"weight", "yields", b"yields"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first_token_s", b"_first_token_s", "_token_s", b"_token_s", "after", b"after", "avoid", b"avoid", "block_keys", b"block_keys", "cache_root", b"cache_root", "first_token_s", b"first_token_s", "full", b"full", "kept", b"kept", "max_tokens", b"max_tokens", "model_name", b"model_name", "namespace", b"namespace", "output_tokens", b"output_tokens", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "returned", b"returned", "session", b"session", "tenant", b"tenant", "token_s", b"token_s", "weight", b"weight", "yields", b"yields"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__first_token_s: _TypeAlias = _typing.Literal["first_token_s"]  # noqa: Y015
     _WhichOneofArgType__first_token_s: _TypeAlias = _typing.Literal["_first_token_s", b"_first_token_s"]  # noqa: Y015

@@ -15,7 +15,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -70,8 +70,52 @@ class _Entry:
     since: float
     expected_at: float = math.inf
     gaps: dict[SessionPhase, _Mean] = field(default_factory=dict)
-    told: bool = False
-    """`due` has named it for this expectation."""
+
+
+class AwaitedSessions:
+    """The sessions of a table that are expected, for one who brings their blocks; made by `SessionTable.awaited`."""
+
+    def __init__(self, entries: Mapping[str, _Entry], now: float) -> None:
+        """Those that should have come by `now` are not awaited."""
+        self._entries = entries
+        self._told: set[str] = set()
+        """Named by `due` since something new was known of them."""
+        self._expected: list[tuple[float, str]] = []
+        for session, entry in entries.items():
+            if entry.expected_at > now:
+                self.changed(session, entry)
+
+    def changed(self, session: str, entry: _Entry) -> None:
+        """Something new is known of a session."""
+        self._told.discard(session)
+        if entry.expected_at < math.inf:
+            heapq.heappush(self._expected, (entry.expected_at, session))
+            if len(self._expected) > 2 * len(self._entries) + _SLACK:
+                self._told &= self._entries.keys()
+                self._expected = list(self._live())
+                heapq.heapify(self._expected)
+
+    def due(self, now: float, ahead_s: float) -> list[str]:
+        """Sessions expected back within `ahead_s`, each once per wait, the earliest first."""
+        found = []
+        while self._expected and self._expected[0][0] <= now + ahead_s:
+            expected_at, session = heapq.heappop(self._expected)
+            entry = self._entries.get(session)
+            if entry is not None and entry.expected_at == expected_at and session not in self._told:
+                self._told.add(session)
+                found.append(session)
+        if len(self._told) > 2 * len(self._entries) + _SLACK:
+            self._told &= self._entries.keys()
+        return found
+
+    def next_due(self) -> float:
+        """When the next session is expected that `due` has not returned yet; infinity: none."""
+        return self._expected[0][0] if self._expected else math.inf
+
+    def _live(self) -> Iterable[tuple[float, str]]:
+        for session, entry in self._entries.items():
+            if entry.expected_at < math.inf and session not in self._told:
+                yield entry.expected_at, session
 
 
 class SessionTable:
@@ -82,7 +126,7 @@ class SessionTable:
         self._most = most
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._overall = {SessionPhase.TOOL: _Mean(), SessionPhase.USER: _Mean()}
-        self._expected: list[tuple[float, str]] = []
+        self._awaited: list[AwaitedSessions] = []
         self._listeners = list(listeners)
 
     def __len__(self) -> int:
@@ -123,25 +167,21 @@ class SessionTable:
         finally:
             self._listeners.remove(listener)
 
+    @contextmanager
+    def awaited(self, now: float) -> Iterator[AwaitedSessions]:
+        """The sessions that are expected from now on, for the length of the block: several may each bring what they
+        have of one."""
+        found = AwaitedSessions(self._entries, now)
+        self._awaited.append(found)
+        try:
+            yield found
+        finally:
+            self._awaited.remove(found)
+
     def known(self, session: str) -> KnownSession | None:
         """Returns the expectation of a session; None: it is unknown."""
         entry = self._entries.get(session)
         return KnownSession(entry.state, entry.since, entry.expected_at) if entry is not None else None
-
-    def due(self, now: float, ahead_s: float) -> list[str]:
-        """Sessions expected back within `ahead_s`, each once per wait, the earliest first."""
-        found = []
-        while self._expected and self._expected[0][0] <= now + ahead_s:
-            expected_at, session = heapq.heappop(self._expected)
-            entry = self._entries.get(session)
-            if entry is not None and entry.expected_at == expected_at and not entry.told:
-                entry.told = True
-                found.append(session)
-        return found
-
-    def next_due(self) -> float:
-        """When the next session is expected that `due` has not returned yet; infinity: none."""
-        return self._expected[0][0] if self._expected else math.inf
 
     def _entry(self, session: str, now: float) -> _Entry:
         entry = self._entries.get(session)
@@ -153,20 +193,11 @@ class SessionTable:
         return entry
 
     def _change(self, session: str, entry: _Entry, state: SessionPhase, now: float, expected_at: float) -> None:
-        entry.state, entry.since = state, now
-        entry.expected_at, entry.told = expected_at, False
-        if expected_at < math.inf:
-            heapq.heappush(self._expected, (expected_at, session))
-            if len(self._expected) > 2 * len(self._entries) + _SLACK:
-                self._expected = list(self._live())
-                heapq.heapify(self._expected)
+        entry.state, entry.since, entry.expected_at = state, now, expected_at
+        for awaited in self._awaited:
+            awaited.changed(session, entry)
         for listener in self._listeners:
             listener(session)
-
-    def _live(self) -> Iterable[tuple[float, str]]:
-        for session, entry in self._entries.items():
-            if entry.expected_at < math.inf and not entry.told:
-                yield entry.expected_at, session
 
     def _gap(self, entry: _Entry, state: SessionPhase) -> float:
         """The usual gap, of this session as far as it is known, else of all; infinity: nothing is known."""

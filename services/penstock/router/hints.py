@@ -24,11 +24,13 @@ class Mailbox:
         """Messages for which there was no room."""
 
     def put(self, subject: Hashable, message: router_pb2.JoinResponse) -> None:
-        """Adds one; the oldest makes room."""
+        """Adds one; the oldest hint makes room, or the oldest message where none waits: who misses a hint has nothing
+        wrong."""
         self._pending.pop(subject, None)
         self._pending[subject] = message
         if len(self._pending) > self._most:
-            self._pending.popitem(last=False)
+            hints = (name for name, one in self._pending.items() if one.HasField("session_hint"))
+            del self._pending[next(hints, next(iter(self._pending)))]
             self.dropped += 1
         self._wake.set()
 

@@ -182,7 +182,7 @@ class BlockIndex:
         """Looks at some of the oldest entries, which become the newest: after all of them their order is the same."""
         if not self._dead:
             return
-        for _ in range(min(_SWEEP, self._to_sweep)):
+        for _ in range(min(_SWEEP, self._to_sweep, len(self._masks))):  # events have taken some away
             key, mask = self._masks.popitem(last=False)
             if mask & ~self._dead:
                 self._masks[key] = mask & ~self._dead

@@ -52,6 +52,8 @@ class HeldAsk:
     wait_s: float = 0.0
     """Predicted when it came."""
     outcome: Planned | PenstockError | None = None
+    base: str = ""
+    """The model in whose line it stands: that of an adapter has the same workers."""
     entry: Entry[HeldAsk] | None = None
     """Its place; None: it has none any more."""
     at: str = ""
@@ -104,7 +106,7 @@ class _Pace:
 
 @dataclass(slots=True)
 class _ModelLine:
-    """Those that wait for workers of one model."""
+    """Those that wait for workers of one model, with and without adapters."""
 
     pace: _Pace
     queue: FairQueue[HeldAsk] = field(default_factory=FairQueue)
@@ -147,7 +149,7 @@ class WaitingLine:
     def enter(self, ask: PlanAsk, told: Callable[[], None] = lambda: None) -> Planned | HeldAsk:
         """Places a request at once, or holds it back; then the caller owes one `leave`. Raises PenstockError when it is
         refused."""
-        line = self._lines.get(ask.model)
+        line = self._lines.get(self._planner.registry.base(ask.model))
         found = self._planner.try_plan(ask, line.blocked if line else OPEN)
         return found if isinstance(found, Planned) else self._hold(ask, found, told)
 
@@ -162,11 +164,11 @@ class WaitingLine:
         return sum(map(self._turn, list(self._lines.values()))) > 0
 
     def _hold(self, ask: PlanAsk, found: Waits, told: Callable[[], None]) -> HeldAsk:
-        now = self._clock()
-        held = HeldAsk(ask, now, told)
+        now, base = self._clock(), self._planner.registry.base(ask.model)
+        held = HeldAsk(ask, now, told, base=base)
         self._note(held, found, now)
         most_s = self._config.max_queue_s
-        line = self._lines.get(ask.model)
+        line = self._lines.get(base)
         rate = self._planner.prefill_rate(ask.model)
         pace = line.pace if line else _Pace(rate * _PRIOR_S, _PRIOR_S, now)
         rank, cost = now + ask.priority, max(1.0, found.cost)
@@ -180,7 +182,7 @@ class WaitingLine:
         if first_s > ask.first_token_s:
             raise unmet(ask, "first_token", first_s)
         self._make_room(held)
-        line = self._lines.setdefault(ask.model, _ModelLine(pace))
+        line = self._lines.setdefault(base, _ModelLine(pace))
         if not len(line.queue):
             line.pace.at = now
         held.entry = line.queue.push(held, ask.tenant, rank=rank, cost=cost, weight=ask.weight)
@@ -200,7 +202,7 @@ class WaitingLine:
                 raise full
             longest = max(self._lines.values(), key=lambda line: len(line.queue)).queue
             last = longest.surplus().item
-            own = self._lines[ask.model].queue.waiting(ask.tenant) if ask.model in self._lines else 0
+            own = self._lines[held.base].queue.waiting(ask.tenant) if held.base in self._lines else 0
             if (own + 1) / ask.weight >= longest.waiting(last.ask.tenant) / last.ask.weight:
                 raise full
             self._take_out(last)
@@ -218,7 +220,7 @@ class WaitingLine:
             )
         tried: set[HeldAsk] = set()
         placed = True
-        while placed and tries < _MOST_TRIES:
+        while placed and tries < _MOST_TRIES and not self._planner.full:  # else all would be refused
             placed = False
             closed = {}
             for number, entry in enumerate(line.queue.order()):
@@ -291,17 +293,17 @@ class WaitingLine:
 
     def _take_out(self, held: HeldAsk) -> None:
         assert held.entry is not None, "it has a place"
-        self._lines[held.ask.model].queue.remove(held.entry)
+        self._lines[held.base].queue.remove(held.entry)
         self._forget(held)
 
     def _forget(self, held: HeldAsk) -> None:
         held.entry = None
         self._count -= 1
         self._bytes -= held.bytes
-        line = self._lines[held.ask.model]
+        line = self._lines[held.base]
         line.unblock(held)
         if not len(line.queue):
-            del self._lines[held.ask.model]
+            del self._lines[held.base]
 
 
 def _close(closed: dict[str, HeldWork], held: HeldAsk) -> None:

@@ -273,6 +273,7 @@ def ask(message: router_pb2.PlanAsk) -> PlanAsk:
         first_token_s=_target("ask.first_token_s", message.first_token_s if message.HasField("first_token_s") else inf),
         token_s=_target("ask.token_s", message.token_s if message.HasField("token_s") else inf),
         yields=message.yields,
+        returned=message.returned,
         request_id=message.request_id,
         namespace=message.namespace,
         cache_root=message.cache_root,

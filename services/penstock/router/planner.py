@@ -116,8 +116,13 @@ class Planner:
             return None
         refuse(ask, asked, answer, self._knobs.max_queue_s)
 
+    @property
+    def full(self) -> bool:
+        """Whether as many plans are live as may be."""
+        return len(self.ledger) >= self._max_live
+
     def _plan(self, ask: PlanAsk, *, waits: bool, closed: Closed = OPEN) -> Planned | Waits:
-        if len(self.ledger) >= self._max_live:
+        if self.full:
             raise Overloaded(f"{self._max_live} requests are in flight", code="too_many_requests", retry_after=1.0)
         asked, answer, holdings = self._decide(ask, waits=waits, closed=closed)
         if isinstance(answer, Decision):

@@ -48,11 +48,13 @@ class PlanAsk(msgspec.Struct, frozen=True, kw_only=True):
     """Like the next two, only for the capabilities of its workers."""
     namespace: bytes = b""
     cache_root: bytes = b""
+    returned: bool = False
+    """Its client had left it, and asks again."""
 
     @property
     def begun(self) -> bool:
-        """Whether some of its work is done, or was tried: it waits for nobody."""
-        return self.output_tokens > 0 or bool(self.avoid)
+        """Whether some of its work is done, or was tried: it waits for nobody, unless its client had left it."""
+        return (self.output_tokens > 0 and not self.returned) or bool(self.avoid)
 
 
 class Planned(msgspec.Struct, frozen=True, kw_only=True):

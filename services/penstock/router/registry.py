@@ -398,9 +398,15 @@ class Registry:
         return self._seats.get(name) or (max(there, key=lambda seat: seat.joined_at) if there else None)
 
     def workers(self, model: str, now: float) -> list[Seat]:
-        """Those of `model` that may get work."""
-        workers = [seat for seat in self if seat.member.model == model and seat.member.role is not None]
-        return [seat for seat in workers if self.available(seat, now)]
+        """Those of `model`, which may name an adapter, that may get work."""
+        adapted = self.adapted().get(model)
+        seats = adapted.seats if adapted is not None else [seat for seat in self if seat.member.model == model]
+        return [seat for seat in seats if seat.member.role is not None and self.available(seat, now)]
+
+    def base(self, model: str) -> str:
+        """The model whose workers serve `model`, which may name an adapter."""
+        adapted = self.adapted().get(model)
+        return model if adapted is None else adapted.base
 
     def decoders(self, model: str, now: float) -> list[Seat]:
         """Those of them that decode."""

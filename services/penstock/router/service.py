@@ -158,17 +158,19 @@ class Router:
     def _take_seat(self, hello: router_pb2.Hello) -> tuple[Seat, Mailbox]:
         try:
             member = messages.member(hello, current_caller())
+            plan_key = messages.plan_key("hello.plan_key", hello.plan_key)
+            adapters = messages.adapters("hello.adapters", hello.adapters)
             old = self.planner.registry.get(member.id)
             seat = self.planner.registry.join(member, self._clock())
         except PenstockError as error:
             self._log.warning("member refused", member=hello.member_id[:64], reason=error.message)
             raise
-        seat.plan_key = messages.plan_key("hello.plan_key", hello.plan_key)
+        seat.plan_key = plan_key
         if old is not None:
             self._mailboxes[old].end(Unavailable("a newer stream of this member has taken over"))
         self.planner.index.drop(member.id)
         self.planner.commons.welcome(seat)
-        self.planner.registry.adapt(seat, messages.adapters("hello.adapters", hello.adapters))
+        self.planner.registry.adapt(seat, adapters)
         mailbox = self._mailboxes[seat] = Mailbox()
         self.adapting.welcome(seat)
         self._log.info(

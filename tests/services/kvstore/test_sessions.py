@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import pytest
@@ -82,6 +83,8 @@ class SessionTableMachine(RuleBasedStateMachine):
         super().__init__()
         self.heard: list[str] = []
         self.table = SessionTable(MOST, listeners=[lambda session: self.heard.append(session)])
+        self.stack = ExitStack()
+        self.awaited = [self.stack.enter_context(self.table.awaited(100.0)) for _ in range(2)]
         self.naive = Naive()
         self.now = 100.0
 
@@ -109,8 +112,8 @@ class SessionTableMachine(RuleBasedStateMachine):
     def due(self, ahead: float) -> None:
         _, waiting = self.naive.read()
         expected = sorted((end, name) for name, end in waiting.items() if end <= self.now + ahead + 1e-9)
-        found = self.table.due(self.now, ahead)
-        assert sorted(found) == sorted(name for _, name in expected)
+        for awaited in self.awaited:
+            assert sorted(awaited.due(self.now, ahead)) == sorted(name for _, name in expected)
         self.naive.said.append(("", "due", None, self.now, ahead))
 
     @invariant()
@@ -126,7 +129,11 @@ class SessionTableMachine(RuleBasedStateMachine):
             state, since, expected_at = states[name]
             assert (outlook.state, outlook.since) == (state, since)
             assert outlook.expected_at == pytest.approx(expected_at, rel=1e-9)
-        assert self.table.next_due() <= min(waiting.values(), default=math.inf) + 1e-6
+        for awaited in self.awaited:
+            assert awaited.next_due() <= min(waiting.values(), default=math.inf) + 1e-6
+
+    def teardown(self) -> None:
+        self.stack.close()
 
 
 SessionTableMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=40)
@@ -159,11 +166,14 @@ def test_a_session_of_its_own_pace_is_believed_soon() -> None:
 
 def test_the_table_stays_small() -> None:
     table = SessionTable(100)
-    for number in range(10_000):
-        table.hint(str(number), SessionPhase.TOOL, float(number), 5.0)
-        table.hint("always", SessionPhase.TOOL, float(number), 5.0)
-    assert len(table) == 100
-    assert len(table._expected) < 300
+    with table.awaited(0.0) as looking, table.awaited(0.0) as idle:
+        for number in range(10_000):
+            table.hint(str(number), SessionPhase.TOOL, float(number), 5.0)
+            table.hint("always", SessionPhase.TOOL, float(number), 5.0)
+            looking.due(float(number), 1.0)
+        assert len(table) == 100
+        for awaited in (looking, idle):
+            assert len(awaited._expected) < 300 and len(awaited._told) < 300
     assert table.known("always") is not None
 
 

@@ -25,7 +25,7 @@ from tests.services.kvstore.helpers import (
 
 from penstock.kv.bytes.checksum import checksum
 from penstock.kvstore.service import KvStore, open_kvstore
-from penstock.kvstore.table.blocks import Block, ReserveState, TierKind, Wanted
+from penstock.kvstore.table.blocks import Block, Lease, ReserveState, TierKind, Wanted
 from penstock.kvstore.tiers.base import Room
 from penstock.v1 import common_pb2, kvstore_pb2
 
@@ -271,3 +271,48 @@ async def test_events_name_the_nearest_tier() -> None:
         assert (moved.tier, list(moved.stored), list(moved.removed)) == (NVME, keys(1), [])
         assert store.stats().used_bytes == BLOCK_BYTES, "still leased"
         call.cancel()
+
+
+class Empty(FakeTier):
+    """It seems to have all blocks, and brings none."""
+
+    kind = TierKind.REMOTE
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.go = asyncio.Event()
+
+    def has_blocks(self, names: Sequence[bytes]) -> int:
+        return len(names)
+
+    async def bring_blocks(self, names: Sequence[bytes], room: Room, until: float) -> int:
+        self.asked += 1
+        await self.go.wait()
+        return 0
+
+
+async def test_a_lease_asks_its_own_suppliers_where_anothers_had_nothing() -> None:
+    """It waits for the other's bringing first; whoever has the same suppliers asks nobody again."""
+    async with shelved(0, bring_s=10) as (store, _, one):
+        empty, full = Empty(), Shelf(4)
+        full.give(4)
+        bringer, now = store.store.host.bringer, store.store.now
+        table, until = store.store.host.table, now() + 10
+        attachment = one.attached.attachment_id
+
+        def lease() -> Lease:
+            found = table.leases.take(attachment, keys(4), 60.0, now(), "", grows=True)
+            assert found is not None
+            return found
+
+        leases = [lease() for _ in range(4)]
+        suppliers = ([empty], [empty], [empty, full], [empty, full])
+        filling = [
+            asyncio.create_task(bringer.fill(own, keys(4), some, until))
+            for own, some in zip(leases, suppliers, strict=True)
+        ]
+        await eventually(lambda: empty.asked == 1)
+        empty.go.set()
+        await asyncio.gather(*filling)
+        assert [len(own.blocks) for own in leases] == [0, 0, 4, 4]
+        assert (empty.asked, full.brought) == (2, [4])

@@ -51,6 +51,24 @@ async def test_a_mailbox_keeps_the_newest_of_each_and_is_bounded() -> None:
         await anext(reader)
 
 
+async def test_hints_push_out_no_other_message() -> None:
+    mailbox = Mailbox(3)
+    others = [
+        router_pb2.JoinResponse(stores=router_pb2.Stores()),
+        router_pb2.JoinResponse(evict=router_pb2.EvictOrder()),
+    ]
+    for subject, message in zip(("stores", "evict"), others, strict=True):
+        mailbox.put(subject, message)
+    for number in range(9):
+        mailbox.put(("session", str(number)), router_pb2.JoinResponse(session_hint=hint(str(number), TOOL)))
+    reader = mailbox.read()
+    found = [await anext(reader) for _ in range(3)]
+    assert found[:2] == others and found[2].session_hint.session == "8"
+    for number in range(5):
+        mailbox.put(number, others[0])
+    assert mailbox.dropped == 8 + 2
+
+
 def test_a_session_waits_when_the_last_of_its_requests_has_ended() -> None:
     live = LiveSessions()
     assert live.begin("") is None

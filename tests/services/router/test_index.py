@@ -120,6 +120,19 @@ def test_a_store_that_left_is_tidied_away() -> None:
     assert index.match(keys(20)) == {"b": 10, "c": 3}
 
 
+def test_a_store_that_left_is_tidied_away_while_others_take_blocks_away() -> None:
+    index = BlockIndex(10_000)
+    index.stored("a", keys(600))
+    index.stored("b", keys(2000, 1))
+    index.drop("a")
+    index.removed("b", keys(2000, 1))
+    index.stored("b", keys(3, 2))
+    assert index.match(keys(3, 2)) == {"b": 3} and len(index) <= 603
+    for _ in range(5):
+        index.stored("b", [])
+    assert len(index) == 3
+
+
 def test_a_bit_is_not_used_again_while_blocks_have_it() -> None:
     """The use of a prompt changes the order in which entries are tidied."""
     index = BlockIndex(6000)

@@ -19,7 +19,7 @@ from penstock.router.config import RouterConfig
 from penstock.router.demand import HeldWork
 from penstock.router.line import HeldAsk, WaitingLine
 from penstock.router.plans import PlanAsk, Planned
-from penstock.router.registry import Measured, Report, Seat
+from penstock.router.registry import HeldAdapter, Measured, Report, Seat
 from penstock.router.workers import Role
 from penstock.v1 import router_pb2
 
@@ -448,3 +448,41 @@ async def test_what_a_gateway_may_not_say(mesh: Harness) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await call.read()
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_a_big_request_is_not_overtaken_by_those_of_an_adapter_of_its_model() -> None:
+    """They have the same workers."""
+    counter = Front()
+    seat = counter.join("w", rate=1e9)
+    counter.desk.planner.registry.adapt(seat, {"x": HeldAdapter(fingerprint="f", directory="/x")})
+    for number in range(6):
+        counter.ask(f"{number}", 30_000)
+    counter.ask("big", 30_000)
+    assert list(counter.held) == ["big"], "it does not fit beside them, as a small one would"
+    found = counter.line.enter(PlanAsk(model="m:x", prompt_tokens=100, max_tokens=10))
+    assert isinstance(found, HeldAsk) and len(counter.line) == 2
+    counter.end("0")
+    assert counter.turn() == ["big"]
+    counter.line.leave(found)
+    assert len(counter.line) == 0
+
+
+def test_who_waits_is_not_refused_because_as_many_plans_live_as_may(counter: Front) -> None:
+    counter.desk.planner._max_live = 2
+    counter.ask("a", 900)
+    counter.ask("b", 900)
+    counter.desk.planner._max_live = 4
+    counter.ask("c", 900)
+    counter.ask("e", 900)
+    assert list(counter.held) == ["c", "e"]
+    counter.desk.planner._max_live = 2
+    counter.desk.now += 2
+    assert not counter.turn() and counter.held["c"].outcome is None
+    counter.end("a")
+    counter.end("b")
+    counter.desk.planner._max_live = 1
+    assert counter.turn() == ["c"] and counter.held["e"].outcome is None, "one place for two"
+    with pytest.raises(Overloaded, match="in flight"):
+        counter.ask("d")
+    counter.end("c")
+    assert counter.turn() == ["e"]

@@ -185,6 +185,8 @@ async def test_another_wire_is_refused_with_both_versions(mesh: Harness, role: s
         ("hello.spec", {"spec": spec(block_bytes=0)}),
         ("hello.spec.layout", {"spec": spec(layout="x" * 513)}),
         ("hello.host_id", {"host_id": "x" * 513}),
+        ("hello.plan_key", {"plan_key": b"short"}),
+        ("hello.adapters", {"adapters": [router_pb2.Adapter(name=f"a{n}", fingerprint="f") for n in range(1025)]}),
     ],
 )
 async def test_a_bad_hello_is_refused_with_its_field(mesh: Harness, field: str, fields: dict[str, Any]) -> None:
@@ -194,6 +196,8 @@ async def test_a_bad_hello_is_refused_with_its_field(mesh: Harness, field: str, 
     for name, value in fields.items():
         if name == "spec":
             message.spec.CopyFrom(value)
+        elif name == "adapters":
+            message.adapters.extend(value)
         else:
             setattr(message, name, value)
     await call.write(router_pb2.JoinRequest(hello=message))

@@ -11,7 +11,7 @@ from tests.services.router.test_planner import Desk
 from penstock.errors import NotFound, Overloaded, TooLarge
 from penstock.router.line import HeldAsk
 from penstock.router.plans import PlanAsk, Planned
-from penstock.router.registry import Report
+from penstock.router.registry import HeldAdapter, Report
 from penstock.router.running import RunningPlan
 from penstock.router.workers import Role
 from penstock.router.yielding import YieldingLine
@@ -183,3 +183,13 @@ async def test_over_the_wire_a_place_comes_free_with_the_stream_that_has_it(star
     for each, _ in [*streams[1:], (call, answer)]:
         await harness.gone(each)
     await eventually(lambda: not harness.router.yielding.live and not len(harness.router.yielding))
+
+
+def test_lines_for_an_adapter_go_to_those_who_have_it():
+    yard = Yard("plain", "adapted")
+    registry = yard.desk.planner.registry
+    registry.adapt(registry.get("adapted"), {"x": HeldAdapter(fingerprint="f", directory="/x")})
+    ask = PlanAsk(model="m:x", prompt_tokens=100, max_tokens=10, tenant="t", yields=True)
+    placed = [yard.line.enter(ask) for _ in range(PLACES)]
+    assert {planned.decode.id for planned in placed} == {"adapted"}
+    assert isinstance(yard.line.enter(ask), HeldAsk), "the others can't take it"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from penstock.kv.identity import KEY_BYTES, NAMESPACE_BYTES
@@ -41,7 +41,8 @@ class Ways:
 
 
 class RemoteBlocks:
-    """Supplier of other stores' blocks. Asks each source once, and a key's home when the request names no source."""
+    """Supplier of other stores' blocks. Asks each source once, and a key's home when the request names no source. It
+    equals another that asks the same."""
 
     kind = TierKind.REMOTE
 
@@ -55,6 +56,16 @@ class RemoteBlocks:
         self._dry: set[bytes] = set()
         """Keys that no store could bring."""
         ways.stats.refused_sources += sum(one not in ways.neighbours.others for one in wish.sources)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RemoteBlocks) and self._asks == other._asks
+
+    def __hash__(self) -> int:
+        return hash(self._asks)
+
+    @property
+    def _asks(self) -> tuple[Hashable, ...]:
+        return (*self._sources, self._asks_home, self._wish.namespace)
 
     def has_blocks(self, keys: Sequence[bytes]) -> int:
         """Guesses, without a call: all keys when a source, the home or a pool might have the first one, else none."""

@@ -38,6 +38,8 @@ class Puts:
         self._reserved: dict[bytes, Block] = {}
         self._house = Attachment("", "house")
         """Owns what the store itself brings."""
+        self._unwanted: set[int] = set()
+        """Epochs of what the house has reserved, and nobody wants any more."""
         self._ends: Deadlines[list[Block]] = Deadlines(wake)
         self._most_reserved = max(shelf.room // _PART, _ANY)
         """Blocks that one client may have reserved and not written."""
@@ -107,6 +109,12 @@ class Puts:
         self._shelf.tick += 1
         return self._commit(self._house, written, now)
 
+    def unwant(self, namespace: bytes) -> int:
+        """What the store itself is bringing of a tenant is given back when it is committed; how many more blocks."""
+        known = len(self._unwanted)
+        self._unwanted.update(block.epoch for block in self._house.reserved.values() if block.namespace == namespace)
+        return len(self._unwanted) - known
+
     # -- both
 
     def _circle(self, wanted: Sequence[Wanted]) -> int | None:
@@ -157,7 +165,9 @@ class Puts:
             self.refused += 1
             return False
         self._forget(attachment, block)
-        if not written.checksum:
+        unwanted = block.epoch in self._unwanted
+        self._unwanted.discard(block.epoch)
+        if unwanted or not written.checksum:
             self._shelf.drop_child(block.parent)
             self._shelf.free(block)
             return True

@@ -9,7 +9,7 @@ from typing import Protocol
 from penstock.kv.bytes.arena import Arena
 from penstock.kv.hint import ReturnHint
 from penstock.kv.spec import KvSpec
-from penstock.kvstore.table.blocks import Block, MakePolicy, Reserved, TierKind, Wanted, Written
+from penstock.kvstore.table.blocks import Block, MakePolicy, Reserved, ReserveState, TierKind, Wanted, Written
 from penstock.kvstore.table.promises import Grant, Promises
 from penstock.kvstore.table.table import BlockTable
 from penstock.runtime.tasks import Failed
@@ -122,6 +122,8 @@ class Dropped:
     bytes: int = 0
     in_use: int = 0
     """Those of them whose place is free only when their readers are done."""
+    coming: int = 0
+    """Copies of others that were on their way into the tier."""
 
 
 class Follower(Protocol):
@@ -174,9 +176,14 @@ class Room:
         self._now = now
         self._landed = landed
         self._mine: dict[bytes, Block] = {}
+        self._unwanted = False
+        """Its blocks' tenant was dropped."""
 
     def reserve(self, wanted: Wanted) -> Reserved:
-        """A slot for a block. EXISTS: it is stored or being written by now, skip it. FULL: no slot is free, stop."""
+        """A slot for a block. EXISTS: it is stored or being written by now, skip it. FULL: no slot is free, or nobody
+        wants more, stop."""
+        if self._unwanted:
+            return Reserved(ReserveState.FULL)
         answer = self._table.puts.reserve_own(wanted, self._now())
         if answer.block is not None:
             self._mine[wanted.key] = answer.block
@@ -190,6 +197,7 @@ class Room:
         """Makes a block findable whose bytes are in place and verified, and pins it for the leases that wait for it."""
         del self._mine[block.key]
         self._table.puts.commit_own(Written(block.key, block.epoch, checksum), self._now())
+        self._unwanted = self._unwanted or self._table.find(block.key) is not block
         self._landed()
 
     def give_back(self, block: Block) -> None:

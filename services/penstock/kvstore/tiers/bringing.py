@@ -28,9 +28,16 @@ _LONGEST_S = 60.0
 class _Flight:
     """One bringing under way, and the leases that wait for it, each with all the keys it asked for."""
 
-    def __init__(self, keys: Sequence[bytes], until: float, begin: Callable[[_Flight], asyncio.Task[None]]) -> None:
+    def __init__(
+        self,
+        keys: Sequence[bytes],
+        suppliers: Sequence[Supplier],
+        until: float,
+        begin: Callable[[_Flight], asyncio.Task[None]],
+    ) -> None:
         """`begin` starts the task that brings; the task begins later."""
         self.keys = keys
+        self.suppliers = suppliers
         self.until = until
         self.kind = TierKind.HOST
         self.waiting: dict[int, tuple[Lease, Sequence[bytes]]] = {}
@@ -89,13 +96,24 @@ class Bringer:
             self._leave(flight)
 
     async def _step(self, lease: Lease, keys: Sequence[bytes], suppliers: Sequence[Supplier], until: float) -> bool:
-        """Waits for one flight; whether it helped and more is missing."""
+        """Waits for flights until one has helped, or all of its own suppliers were asked; whether it helped and more is
+        missing."""
         at = len(lease.blocks)
         if at == len(keys):
             return False
-        flight = self._flights.get(keys[at]) or self._start(keys[at:], suppliers, until)
-        if flight is None:
-            return False
+        asked: list[Supplier] = []
+        while not asked or any(one not in asked for one in suppliers):  # others' flights may have asked others
+            flight = self._flights.get(keys[at]) or self._start(keys[at:], suppliers, until)
+            if flight is None:
+                return False
+            if await self._rode(flight, lease, keys, until):
+                return True
+            asked += flight.suppliers
+        return False
+
+    async def _rode(self, flight: _Flight, lease: Lease, keys: Sequence[bytes], until: float) -> bool:
+        """Waits for a flight; whether it has extended the lease."""
+        at = len(lease.blocks)
         await self._wait(flight, lease, keys, until)
         self._table.leases.extend(lease, keys, TierKind.HOST, self._now())
         return len(lease.blocks) > at
@@ -122,26 +140,26 @@ class Bringer:
             return None
 
         def begin(flight: _Flight) -> asyncio.Task[None]:
-            job = partial(self._fly, flight, suppliers)
+            job = partial(self._fly, flight)
             return start(job, name="bringing", on_failure="log", failed=self._failed)
 
-        flight = _Flight(keys, until + _LONGEST_S, begin)
+        flight = _Flight(keys, suppliers, until + _LONGEST_S, begin)
         self._flights.update((key, flight) for key in keys if key not in self._flights)
         self._tasks.add(flight.task)
         flight.task.add_done_callback(lambda task: self._over(flight, task))
         return flight
 
-    async def _fly(self, flight: _Flight, suppliers: Sequence[Supplier]) -> None:
+    async def _fly(self, flight: _Flight) -> None:
         room, at = Room(self._table, self._arena, self._now, lambda: self._landed(flight)), 0
         try:
-            while got := self._table.lookup(flight.keys[at:]) or await self._some(flight, at, room, suppliers):
+            while got := self._table.lookup(flight.keys[at:]) or await self._some(flight, at, room):
                 at += got
         finally:
             room.close()
 
-    async def _some(self, flight: _Flight, at: int, room: Room, suppliers: Sequence[Supplier]) -> int:
+    async def _some(self, flight: _Flight, at: int, room: Room) -> int:
         """The next blocks from the first supplier that brings any."""
-        for supplier in suppliers:
+        for supplier in flight.suppliers:
             rest = flight.keys[at:]
             count = supplier.has_blocks(rest)
             if not count:

@@ -15,8 +15,10 @@ _PIECE = 2048
 async def drop_tenant(
     table: BlockTable, kind: TierKind, namespace: bytes, gone: Callable[[list[Block]], object] = lambda blocks: None
 ) -> Dropped:
-    """Discards them, and tells `gone` of those of each piece before anything else happens to their slots."""
+    """Discards them, and tells `gone` of those of each piece before anything else happens to their slots. None of the
+    copies that are on their way into the table becomes findable."""
     blocks = in_use = 0
+    coming = table.puts.unwant(namespace)
     keys = list(table.keys())
     for begin in range(0, len(keys), _PIECE):
         found = [block for key in keys[begin : begin + _PIECE] if (block := table.find(key)) is not None]
@@ -28,4 +30,4 @@ async def drop_tenant(
         if found:
             gone(found)
         await asyncio.sleep(0)
-    return Dropped(kind, blocks, blocks * table.block_bytes, in_use)
+    return Dropped(kind, blocks, blocks * table.block_bytes, in_use, coming)

@@ -119,3 +119,15 @@ async def test_a_small_directory_that_may_grow_a_lot_is_cut_anew(tmp_path: Path)
         size = slabs(tmp_path)[0].stat().st_size
         assert (4 << 30) // size <= 512
         assert await bed.bring(keys(3)) == list(contents(3).values())
+
+
+async def test_slabs_without_a_manifest_hold_nobody_up(tmp_path: Path) -> None:
+    """As a kill leaves them in the middle of a removal: they are the first to go."""
+    gone, other = spec(model="01" * 32), spec(model="02" * 32)
+    async with bench(tmp_path, block_spec=gone, slots=16) as bed:
+        await bed.write(puts(8))
+        manifest = bed.spaces.home.space(gone) / "manifest.json"
+    manifest.unlink()
+    async with bench(tmp_path, block_spec=other, slots=16) as bed:
+        assert await bed.write(puts(16)) == 16
+    assert all(path.parent != manifest.parent for path in slabs(tmp_path))

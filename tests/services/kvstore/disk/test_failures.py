@@ -216,3 +216,23 @@ async def test_cancelled_while_a_write_fails(tmp_path: Path) -> None:
         with pytest.raises(asyncio.CancelledError):
             await writing
         assert bed.stats().used_bytes == 0
+
+
+async def test_what_left_for_a_block_that_is_not_written_is_gone_for_the_next_process_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its place has its header still: an eviction of its tenant would not find it there."""
+    async with bench(tmp_path, slots=8) as bed:
+        await bed.write(puts(8))
+
+        def fails(*_: object) -> None:
+            raise OSError(errno.ENOSPC, "full")
+
+        monkeypatch.setattr(type(bed.disk._space.slabs), "write", fails)
+        assert await bed.write(puts(8, "b")) == 0
+        monkeypatch.undo()
+        await bed.disk.sync()
+        left = bed.disk.has_blocks(keys(8))
+        assert left < 8
+    async with bench(tmp_path, slots=8) as bed:
+        assert bed.disk.has_blocks(keys(8)) == left

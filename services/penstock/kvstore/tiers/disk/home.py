@@ -143,7 +143,7 @@ class Home:
         """Drops slabs of specs whose spaces are not to be kept, the longest unused first, until `size` more bytes fit
         into `total`. Blocking."""
         sizes = {path: _size(path) for path in self._spaces()}
-        for path in sorted(sizes, key=lambda path: (path / _MANIFEST).stat().st_mtime if sizes[path] else 0.0):
+        for path in sorted(sizes, key=_used_at):
             if sum(sizes.values()) + size <= total:
                 return True
             if path not in keep:
@@ -164,13 +164,21 @@ def _check_owner(path: Path) -> None:
         raise ConfigError("nvme_dir", str(path), f"others may write to it; chmod 700 {path}")
 
 
+def _used_at(path: Path) -> float:
+    """When a space was used last; 0: it has no manifest, so its slabs are of no use to anybody."""
+    try:
+        return (path / _MANIFEST).stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
 def _size(path: Path) -> int:
     return sum(entry.stat(follow_symlinks=False).st_size for entry in os.scandir(path) if _SLAB.fullmatch(entry.name))
 
 
 def _remove(path: Path) -> None:
-    """Removes our files, and the directory when nothing else is in it."""
-    for entry in list(os.scandir(path)):
+    """Removes our files, the manifest last, and the directory when nothing else is in it."""
+    for entry in sorted(os.scandir(path), key=lambda entry: entry.name == _MANIFEST):
         if _OURS.fullmatch(entry.name):
             os.unlink(entry.path)
     with suppress(OSError):

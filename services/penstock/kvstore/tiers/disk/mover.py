@@ -15,7 +15,7 @@ from contextlib import suppress
 
 import structlog
 
-from penstock.kvstore.sessions import SessionTable
+from penstock.kvstore.sessions import AwaitedSessions, SessionTable
 from penstock.kvstore.table.blocks import Block, BlockUse
 from penstock.kvstore.tiers.disk.blocks import DiskBlocks
 from penstock.kvstore.tiers.disk.movement import Candidates, Learned, Merit, worth
@@ -40,12 +40,21 @@ class DiskMover:
     """Watches the host tier and moves blocks between it and the disk: `look`, `run` it, then `flush` at the end."""
 
     def __init__(
-        self, disk: DiskBlocks, host: HostTier, sessions: SessionTable, now: Callable[[], float], learned: Learned
+        self,
+        disk: DiskBlocks,
+        host: HostTier,
+        sessions: SessionTable,
+        awaited: AwaitedSessions,
+        *,
+        now: Callable[[], float],
+        learned: Learned,
     ) -> None:
-        """`learned` is what the mover before it has learned, and learns on."""
+        """`awaited` are the expected ones of `sessions`; `learned` is what the mover before it has learned, and learns
+        on."""
         self._disk = disk
         self._host = host
         self._sessions = sessions
+        self._awaited = awaited
         self._now = now
         self._reuse = learned.reuse
         self._ends = learned.ends
@@ -125,14 +134,14 @@ class DiskMover:
         while True:
             await self._wait()
             await self._tell_uses()
-            for session in self._sessions.due(self._now(), _AHEAD_S):
+            for session in self._awaited.due(self._now(), _AHEAD_S):
                 await self._prefetch(self._ends.chain(session, self._find))
             if self._candidates:
                 await self._write_some()
 
     async def _wait(self) -> None:
         """Returns when there may be something to do."""
-        pause = self._sessions.next_due() - _AHEAD_S - self._now()
+        pause = self._awaited.next_due() - _AHEAD_S - self._now()
         if self._candidates:
             pause = min(pause, self._disk.writes_wait_s(self._disk.run_blocks))
         if pause <= 0 or self._used:
@@ -172,7 +181,8 @@ class DiskMover:
         lent: list[tuple[Block, memoryview]] = []
         try:
             lent = await self._lent(blocks)
-            return await self._disk.write([*zip(held, views, strict=True), *lent])
+            pairs = [*zip(held, views, strict=True), *lent]
+            return await self._disk.write([pair for pair in pairs if self._host.find_block(pair[0].key) is not None])
         except Damaged as damaged:
             for block in damaged.blocks:
                 self._log.warning("a block changed after it was stored", key=block.key.hex()[:16])

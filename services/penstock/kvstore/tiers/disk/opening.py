@@ -142,8 +142,10 @@ class Disk:
 
     async def _serve(self, wanted: _Wanted, blocks: DiskBlocks) -> None:
         """Is a tier, until another spec is wanted or the store ends; then writes what has earned it."""
-        mover = DiskMover(blocks, self._host, self._sessions, self._rules.now, self._learned)
         with wanted.membership as membership:
+            now = self._rules.now
+            awaited = membership.enter_context(self._sessions.awaited(now()))
+            mover = DiskMover(blocks, self._host, self._sessions, awaited, now=now, learned=self._learned)
             membership.enter_context(self._tiers.keeping(DiskTier(blocks, mover, self._rules.now)))
             membership.enter_context(self._host.watched_by(mover))
             membership.enter_context(self._host.uses_heard_by(mover.used))

@@ -131,6 +131,7 @@ class Space:
         finally:
             for _, slot, _ in left:
                 self.table.puts.commit_own(Written(slot.key, slot.epoch, b""), self._now())
+            self.erase([slot for _, slot, _ in left])  # of whose slots others have left for them
 
     def _write(self, part: Sequence[tuple[Block, Block, memoryview]], written: list[bool]) -> None:
         """In a thread. Says in `written` that it has ended well."""
@@ -161,17 +162,19 @@ class Space:
     def _commit(self, part: Sequence[tuple[Block, Block, memoryview]]) -> None:
         for block, slot, _ in part:
             self.table.puts.commit_own(Written(slot.key, slot.epoch, block.checksum), self._now())
+        self.erase([slot for _, slot, _ in part if self.table.find(slot.key) is not slot])  # its tenant was dropped
         self._traffic.blocks_written += len(part)
         self._traffic.bytes_written += len(part) * self.slabs.shape.slot_bytes
 
     def erase(self, blocks: Sequence[Block]) -> None:
         """Empties the places of blocks that have left, behind the writes that are under way and before all later ones:
         no later process finds them."""
-        self._writer.submit(self._erase, [block.slot for block in blocks])
+        if blocks:
+            self._writer.submit(self._erase, [block.slot for block in blocks])
 
     def _erase(self, slots: Sequence[int]) -> None:
         """In a thread."""
-        for slot in slots:
+        for slot in filter(self.slabs.is_open, slots):  # others were never written
             with suppress(OSError):  # the next write there says so
                 self.slabs.erase(slot)
 
