@@ -13,6 +13,7 @@ import openai
 import pytest
 
 from penstock.errors import Internal, InvalidRequest, Overloaded, Unavailable
+from penstock.gateway.completing.threads import Threads
 from penstock.v1 import gateway_pb2, gateway_pb2_grpc
 
 HELLO = [{"role": "user", "content": "hi"}]
@@ -411,6 +412,18 @@ async def test_a_stream_without_workers_gets_comments_until_its_deadline(opened)
         assert json.loads(events[-2].removeprefix("data: "))["error"]["code"] == "unavailable"
         assert events[-1] == "data: [DONE]"
         assert (await http.post("/v1/chat/completions", json=body)).status_code == 503
+
+
+async def test_the_deadline_counts_where_prompts_wait_for_threads(setup, monkeypatch):
+    async def never(self, work, size, tenant):
+        await asyncio.get_running_loop().create_future()
+
+    monkeypatch.setattr(Threads, "render", never)
+    with pytest.raises(openai.APIStatusError, match="too long to prepare") as failed:
+        await setup.client.chat.completions.create(
+            model="tiny", messages=HELLO, extra_headers={"x-penstock-timeout": "0.2"}
+        )
+    assert failed.value.status_code == 504
 
 
 @pytest.mark.parametrize("timeout", ["soon", "0", "-1", "nan", "1e9"])

@@ -103,6 +103,7 @@ class Plans:
     asked: list[tuple[int, list[str]]] = field(default_factory=list)
     told: list[int] = field(default_factory=list)
     requests: list[ChoiceRequest] = field(default_factory=list)
+    gone = False
 
     async def ask(self, request: ChoiceRequest, generated: int, avoid: Mapping[str, Reason]) -> Assignment:
         self.asked.append((generated, list(avoid)))
@@ -515,6 +516,38 @@ async def test_an_answer_that_is_recalled_goes_on_behind_it() -> None:
     assert await bench.flow.run() == "stop"
     assert bench.accepted == [3] and bench.plans.asked == [(3, [])]
     assert (bench.flow.account.recalled, bench.flow.account.defects) == (3, 0)
+
+
+async def test_an_answer_that_is_recalled_waits_where_mesh_and_router_are_full() -> None:
+    """Its client has a part of it already, and is not refused the rest."""
+    full = Overloaded("full")
+    bench = Bench(Plans([full, full, ALONE]), Workers([says(decoded(3, finish="stop", use=use(3)))]))
+    bench.flow.recall([100, 101, 102], interrupted=True)
+    assert await bench.flow.run() == "stop"
+    assert bench.accepted == [3] and len(bench.plans.asked) == 3
+    for recalled in ([], [100, 101, 102]):
+        bench = Bench(Plans([full]), Workers([]))
+        bench.flow.recall(recalled, interrupted=False)
+        with pytest.raises(Overloaded):
+            await bench.flow.run()
+        assert len(bench.plans.asked) == 1, "its client had left it"
+
+
+class Deaf(Plans):
+    """Its router has gone, and no other answers."""
+
+    gone = True
+
+    async def progress(self, generated: int) -> None:
+        await super().progress(generated)
+        await asyncio.get_running_loop().create_future()
+
+
+async def test_a_router_that_is_away_holds_up_no_end() -> None:
+    bench = Bench(Deaf([ALONE]), Workers([says(decoded(0, use=use()), decoded(1), decoded(2, finish="stop"))]))
+    async with asyncio.timeout(5):
+        assert await bench.flow.run() == "stop"
+    assert bench.accepted == [0, 1, 2] and bench.plans.told == [1]
 
 
 def test_the_flow_knows_neither_messages_nor_grpc() -> None:

@@ -162,6 +162,20 @@ def test_nothing_is_remembered_when_that_is_the_setting():
     assert len(past) == 0 and past.find("r", "a") is None
 
 
+def test_a_request_that_is_sent_again_has_one_record():
+    """Its answer has the same id each time: the last record stands for it, whatever the others were called."""
+    past = PastRequests(3, 1000)
+    past.add("a", "other", "other", b"other")
+    for number in range(10):
+        past.add("a", f"r{number}", "same", b"record %d" % number)
+        assert len(past) == 2 and past.bytes == len(b"other") + len(b"record 0")
+    assert past.find("same", None) == past.find("r9", "a") == b"record 9"
+    assert past.find("r0", "a") is None and past.find("other", "a") == b"other"
+    for number in range(5):
+        past.add("b", "r", str(number), b"x")
+    assert len(past) == 3 and past.find("r9", "a") == b"record 9"
+
+
 ADDED = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 25)), max_size=60)
 
 

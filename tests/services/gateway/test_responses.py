@@ -11,6 +11,7 @@ import pydantic
 import pytest
 
 from penstock.errors import Unavailable
+from penstock.gateway.api.responses.shapes import ResponseShape
 
 TOOLS = [
     {
@@ -361,3 +362,39 @@ async def test_the_clients_own_parser_reads_the_form(setup):
         async for _ in stream:
             pass
         assert (await stream.get_final_response()).output_parsed == Fox(legs=4)
+
+
+async def test_a_stream_that_breaks_off_says_so_in_an_event(setup, monkeypatch):
+    """Also where nothing is known of its answer any more, because of a defect."""
+
+    def broken(*_args):
+        raise ZeroDivisionError
+
+    async with httpx2.AsyncClient(timeout=10) as client:
+        body = {"model": "tiny", "input": "Hello", "stream": True}
+        async with client.stream("POST", f"{setup.url}/v1/responses", json=body) as answer:
+            lines = answer.aiter_lines()
+            assert await anext(lines) == "event: response.created"
+            monkeypatch.setattr(ResponseShape, "events", broken)
+            monkeypatch.setattr(ResponseShape, "end", broken)
+            rest = [line async for line in lines]
+    at = rest.index("event: error")
+    event = json.loads(rest[at + 1].removeprefix("data: "))
+    assert event["type"] == "error" and event["error"]["message"] == "internal error"
+    monkeypatch.undo()
+    setup.script.hang = False
+    monkeypatch.setattr(ResponseShape, "end", broken)
+    with pytest.raises(openai.APIError, match="internal error"):
+        await streamed(setup.client)
+
+
+async def test_a_response_does_not_take_the_place_of_one_that_it_continues(setup):
+    """As it would with the key of that one."""
+    key = {"idempotency-key": "k"}
+    first = await whole(setup.client, extra_headers=key)
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError, match="which this one continues") as refused:
+            await whole(setup.client, previous_response_id=first.id, extra_headers=key, stream=stream)
+        assert refused.value.body["param"] == "idempotency-key"
+    second = await whole(setup.client, previous_response_id=first.id)
+    assert second.id != first.id and (await setup.client.responses.retrieve(first.id)).id == first.id

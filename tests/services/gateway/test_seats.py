@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+import threading
+from contextlib import ExitStack
 
 from penstock.gateway.completing.seats import Seats
+from penstock.gateway.completing.threads import open_threads
 
 
 class Clock:
@@ -16,27 +18,30 @@ class Clock:
         return self.now
 
 
-async def sits(seats: Seats, tenant: str, places: AsyncExitStack) -> bool:
+async def sits(seats: Seats, tenant: str, places: ExitStack) -> bool:
     """Whether the tenant gets a place at once, which it keeps."""
-    entering = asyncio.ensure_future(places.enter_async_context(seats.one(tenant)))
+    entering = asyncio.ensure_future(seats.take(tenant))
     for _ in range(10):
         await asyncio.sleep(0)
     if not entering.done():
         entering.cancel()
         await asyncio.wait([entering])
-    return not entering.cancelled()
+        return False
+    places.callback(entering.result())
+    return True
 
 
 async def took(seats: Seats, clock: Clock, tenant: str, seconds: float) -> None:
-    async with seats.one(tenant):
-        clock.now += seconds
+    leave = await seats.take(tenant)
+    clock.now += seconds
+    leave()
 
 
 async def test_a_tenant_has_two_places_and_another_its_own():
     seats = Seats(at_once=2, long_s=1.0, clock=Clock())
-    async with AsyncExitStack() as places:
+    with ExitStack() as places:
         assert [await sits(seats, tenant, places) for tenant in "aaab"] == [True, True, False, True]
-    async with AsyncExitStack() as places:
+    with ExitStack() as places:
         assert await sits(seats, "a", places), "a place that was given back, and one that nobody waited for any more"
 
 
@@ -46,10 +51,10 @@ async def test_those_who_took_long_share_one_place_for_a_while():
     for tenant in "ab":
         await took(seats, clock, tenant, 1.5)
     await took(seats, clock, "c", 0.5)
-    async with AsyncExitStack() as places:
+    with ExitStack() as places:
         assert [await sits(seats, tenant, places) for tenant in "abcc"] == [True, False, True, True]
     clock.now += 60
-    async with AsyncExitStack() as places:
+    with ExitStack() as places:
         assert [await sits(seats, tenant, places) for tenant in "aab"] == [True, True, True]
 
 
@@ -57,14 +62,37 @@ async def test_who_waits_in_line_when_it_is_found_slow_is_slow_as_well():
     clock = Clock()
     seats = Seats(at_once=1, long_s=1.0, clock=clock)
     await took(seats, clock, "other", 2)
-    async with AsyncExitStack() as first:
+    with ExitStack() as first:
         assert await sits(seats, "a", first)
         waiting = asyncio.ensure_future(took(seats, clock, "a", 0))
-        async with AsyncExitStack() as slow:
+        with ExitStack() as slow:
             assert await sits(seats, "other", slow)
             clock.now += 2
-            await first.aclose()
+            first.close()
             for _ in range(10):
                 await asyncio.sleep(0)
             assert not waiting.done(), "the one place of the slow is taken"
         await waiting
+
+
+async def test_work_that_nobody_waits_for_keeps_its_place_until_its_end():
+    """Else a tenant that leaves again and again would have all threads."""
+    go, begun = threading.Event(), threading.Semaphore(0)
+
+    def work() -> None:
+        begun.release()
+        go.wait(20)
+
+    with open_threads() as threads:
+        left = [asyncio.ensure_future(threads.render(work, 10, "a")) for _ in range(2)]
+        for _ in left:
+            assert await asyncio.to_thread(begun.acquire, timeout=10)
+        for one in left:
+            one.cancel()
+        await asyncio.wait(left)
+        again = asyncio.ensure_future(threads.render(lambda: "a", 10, "a"))
+        assert await threads.render(lambda: "b", 10, "b") == "b", "others have theirs"
+        assert not again.done()
+        go.set()
+        async with asyncio.timeout(10):
+            assert await again == "a"

@@ -48,8 +48,11 @@ def test_a_prompt_arrives_as_it_was(ids):
 
 @pytest.mark.parametrize(("asked", "then"), [(0, -60), (100, 40), (-1000, -1000)])
 def test_an_answer_that_goes_on_comes_earlier(asked, then):
-    """For the router and for the worker, which refuse what is out of bounds."""
+    """For the router and for the worker, which refuse what is out of bounds; but not one that its client had left."""
     one, chosen = replace(choice([1]), priority=asked), Assignment(Placement("d", "a:1"))
-    for output, expected in (([], asked), ([9], then)):
-        assert generate_request(one, output, chosen).request.priority == expected
-        assert plan_ask(one, len(output), {}).ask.priority == expected
+    cut = replace(one, interrupted=True)
+    for request, output, expected in ((one, [], asked), (cut, [], asked), (one, [9], asked), (cut, [9], then)):
+        assert generate_request(request, output, chosen).request.priority == expected
+        ask = plan_ask(request, len(output), {}).ask
+        assert (ask.priority, ask.output_tokens) == (expected, len(output))
+        assert ask.returned == (bool(output) and not request.interrupted)

@@ -53,6 +53,11 @@ class Style:
     id_header: str = "x-request-id"
     """The header in which clients look for the request's id, besides x-request-id."""
 
+    def last_word(self, error: PenstockError, request_id: str) -> Json:
+        """The event that ends a stream which has begun, where nothing is known of its answer."""
+        body = self.error(error, request_id)
+        return body if not self.named or "type" in body else {"type": "error", **body}
+
     def written(self, events: Sequence[Json]) -> bytes:
         """Server-sent events."""
         if not self.named:

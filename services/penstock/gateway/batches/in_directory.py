@@ -24,7 +24,7 @@ import msgspec
 
 from penstock.gateway.batches.journal import LineJournal
 from penstock.gateway.batches.records import StoredBatch, StoredFile
-from penstock.gateway.batches.store import PIECE_BYTES, BatchClaim, tenant_name
+from penstock.gateway.batches.store import PIECE_BYTES, BatchClaim, DamagedRecord, DamagedRecords, tenant_name
 from penstock.runtime.config import ConfigError
 from penstock.runtime.disk import age_s, closing, lock_file, rename_file, replace_file, settle, write_all
 from penstock.runtime.private import open_directory
@@ -46,6 +46,7 @@ class DirectoryBatches:
 
     def __init__(self, root: Path, threads: ThreadPoolExecutor) -> None:
         self._root = root
+        self._damaged = DamagedRecords()
         self._threads = threads
 
     async def write(self, tenant: str, file: str, pieces: AsyncIterator[bytes]) -> None:
@@ -175,7 +176,11 @@ class DirectoryBatches:
     def _open(self) -> Iterator[StoredBatch]:
         for mark in sorted((self._root / "open").iterdir()):
             tenant, _, id = mark.name.partition(".")
-            batch = self._known(tenant, id)
+            try:
+                batch = self._known(tenant, id)
+            except DamagedRecord as error:
+                self._damaged.leave_out(error)
+                continue
             if batch is not None and not batch.over:
                 yield batch
             elif batch is not None or age_s(mark) > _ABANDONED_S:
@@ -195,7 +200,7 @@ class DirectoryBatches:
         except FileNotFoundError:
             return batch
         except ValueError:
-            raise OSError(f"{path} does not hold a time") from None
+            raise DamagedRecord(f"{path} does not hold a time") from None
 
     def save(self, batch: StoredBatch) -> None:
         """Keeps a batch as its claim has it."""
@@ -210,18 +215,25 @@ class DirectoryBatches:
         for directory in self._root.iterdir():
             if directory.name == "open" or not directory.is_dir():
                 continue
-            shown = set()
-            for file in _all(directory / "files", StoredFile):
-                shown.add(file.id)
+            try:
+                files, batches = (
+                    list(_all(directory / "files", StoredFile)),
+                    [self._now(batch) for batch in _all(directory / "batches", StoredBatch)],
+                )
+            except DamagedRecord as error:  # which may need what others do not
+                self._damaged.leave_out(error)
+                continue
+            for file in files:
                 if file.expires_at <= now and file.id not in inputs:
                     (directory / "files" / f"{file.id}.json").unlink(missing_ok=True)
                     (directory / "files" / f"{file.id}.data").unlink(missing_ok=True)
+            kept = results | {file.id for file in files}
             for path in (directory / "files").glob("*"):
-                abandoned = path.stem not in shown and path.stem not in results
-                if path.suffix in (".part", ".data", ".new") and abandoned and age_s(path) > _ABANDONED_S:
+                abandoned = path.suffix in (".part", ".data", ".new") and path.stem not in kept
+                if abandoned and age_s(path) > _ABANDONED_S:
                     path.unlink(missing_ok=True)
-            for batch in _all(directory / "batches", StoredBatch):
-                if batch.over and batch.created_at + kept_s <= now:
+            for batch in batches:
+                if batch.over and batch.over_at + kept_s <= now:
                     for suffix in (".cancel", ".json"):
                         self._batch(batch).with_suffix(suffix).unlink(missing_ok=True)
 
@@ -307,7 +319,7 @@ def _get(path: Path, kind: type[Record]) -> Record | None:
         try:
             return cast("Record", _RECORDS[kind].decode(path.read_bytes()))
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise OSError(f"{path} is no record of a {kind.__name__}: {error}") from None
+            raise DamagedRecord(f"{path} is no record of a {kind.__name__}: {error}") from None
     return None
 
 

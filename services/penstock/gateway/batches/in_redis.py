@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import msgspec
 
 from penstock.gateway.batches.records import StoredBatch, StoredFile
-from penstock.gateway.batches.store import BatchClaim, ClaimLost, tenant_name
+from penstock.gateway.batches.store import BatchClaim, ClaimLost, DamagedRecord, DamagedRecords, tenant_name
 from penstock.runtime.redis_client import asked, open_redis
 from penstock.runtime.tasks import Failed, beside
 
@@ -63,6 +63,7 @@ class RedisBatches:
 
     def __init__(self, redis: Redis, failed: Failed, lease_s: float = LEASE_S) -> None:
         self._redis = redis
+        self._damaged = DamagedRecords()
         self._failed = failed
         self._lease_s = lease_s
         self.write_lines = redis.register_script(_WRITE)
@@ -140,9 +141,17 @@ class RedisBatches:
     async def open_batches(self) -> list[StoredBatch]:
         """Batches of all tenants that are not over, those whose window ends first before the others."""
         listed = cast("list[bytes]", await asked(self._redis.zrange(_OPEN, 0, -1)))
-        names = [_text(name).split(" ", 1) for name in listed]
-        found = [await self._known(tenant, id) for tenant, id in names]
-        return [batch for batch in found if batch is not None and not batch.over]
+        found = []
+        for name in listed:
+            tenant, id = _text(name).split(" ", 1)
+            try:
+                batch = await self._known(tenant, id)
+            except DamagedRecord as error:
+                self._damaged.leave_out(error)
+                continue
+            if batch is not None and not batch.over:
+                found.append(batch)
+        return found
 
     @asynccontextmanager
     async def claim(self, batch: StoredBatch) -> AsyncIterator[BatchClaim | None]:
@@ -181,11 +190,17 @@ class RedisBatches:
         inputs = {batch.input_file_id for batch in await self.open_batches()}
         for name in await asked(self._redis.smembers(_TENANTS)):
             root = f"{_ROOT}:{_text(name)}"
-            for file in await self._all(f"{root}:files", StoredFile):
+            try:
+                files = await self._all(f"{root}:files", StoredFile)
+                batches = await self._all(f"{root}:batches", StoredBatch)
+            except DamagedRecord as error:  # which may need what others do not
+                self._damaged.leave_out(error)
+                continue
+            for file in files:
                 if file.expires_at <= now and file.id not in inputs:
                     await self.delete_file(file.tenant, file.id)
-            for batch in await self._all(f"{root}:batches", StoredBatch):
-                if batch.over and batch.created_at + kept_s <= now:
+            for batch in batches:
+                if batch.over and batch.over_at + kept_s <= now:
                     await asked(self._redis.hdel(f"{root}:batches", batch.id))
                     await asked(self._redis.hdel(f"{root}:cancelled", batch.id))
 
@@ -196,14 +211,18 @@ class RedisBatches:
     async def _known(self, tenant: str, id: str) -> StoredBatch | None:
         found = await self._one(f"{_ROOT}:{tenant}:batches", id, StoredBatch)
         mark = await asked(self._redis.hget(f"{_ROOT}:{tenant}:cancelled", id))
-        return found and found.cancelling(None if mark is None else int(mark))
+        try:
+            return found and found.cancelling(None if mark is None else int(mark))
+        except ValueError:
+            raise DamagedRecord(f"{id}: {mark!r} is no time") from None
 
     async def _one(self, key: str, id: str, kind: type[Record]) -> Record | None:
         data = await asked(self._redis.hget(key, id))
-        return None if data is None else _read(_bytes(data), kind)
+        return None if data is None else _read(_bytes(data), kind, id)
 
     async def _all(self, key: str, kind: type[Record]) -> list[Record]:
-        return [_read(_bytes(data), kind) for data in await asked(self._redis.hvals(key))]
+        found = await asked(self._redis.hgetall(key))
+        return [_read(_bytes(data), kind, repr(id)) for id, data in found.items()]
 
 
 class _RedisClaim:
@@ -249,11 +268,11 @@ async def open_redis_batches(url: str, failed: Failed, lease_s: float = LEASE_S)
         yield RedisBatches(redis, failed, lease_s)
 
 
-def _read(data: bytes, kind: type[Record]) -> Record:
+def _read(data: bytes, kind: type[Record], id: str) -> Record:
     try:
         return msgspec.json.decode(data, type=kind)
-    except msgspec.MsgspecError as error:
-        raise OSError(f"no record of a {kind.__name__}: {error}") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise DamagedRecord(f"{id} is no record of a {kind.__name__}: {error}") from None
 
 
 def _bytes(value: bytes | str) -> bytes:

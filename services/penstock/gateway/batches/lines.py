@@ -17,6 +17,8 @@ MOST_FAULTS = 100
 _MOST_NAME = 512
 _ENVELOPE_BYTES = 4096
 """That a line may have around its body."""
+ANY_LENGTH = 1 << 40
+"""Of a line that was looked at before."""
 _BOM = b"\xef\xbb\xbf"
 _SHOWN = 100
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from penstock.errors import InvalidRequest
 from penstock.gateway.batches.records import Json
+
+_NUMBER = re.compile(r"[0-9]{1,9}")
 
 
 class Listed(Protocol):
@@ -27,7 +30,7 @@ def page_of(found: Sequence[Listed], query: Mapping[str, str], most: int, usual:
     order, limit, after = query.get("order", "desc"), query.get("limit", str(usual)), query.get("after")
     if order not in ("asc", "desc"):
         raise InvalidRequest(f"order: must be asc or desc, not {order[:40]!r}", field="order")
-    if not limit.isascii() or not limit.isdigit() or not 1 <= int(limit[:9]) <= most:
+    if not _NUMBER.fullmatch(limit) or not 1 <= int(limit) <= most:
         raise InvalidRequest(f"limit: must be from 1 to {most}, not {limit[:40]!r}", field="limit")
     ordered = sorted(found, key=lambda one: (one.order, one.id), reverse=order == "desc")
     if after is not None:

@@ -127,6 +127,12 @@ class StoredBatch(msgspec.Struct, frozen=True, kw_only=True):
         """Whether nothing changes any more."""
         return self.status in OVER
 
+    @property
+    def over_at(self) -> int:
+        """When that began, or when it was made."""
+        times = (self.completed_at, self.failed_at, self.expired_at, self.cancelled_at)
+        return max((at for at in times if at is not None), default=self.created_at)
+
     def results(self, ok: bool) -> str:
         """The id of the file of its answers, or of its errors, whether there is one yet or not."""
         return f"file-{self.id.removeprefix('batch_')}{'a' if ok else 'e'}"

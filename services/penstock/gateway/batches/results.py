@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from msgspec.structs import replace
 
-from penstock.gateway.batches.lines import LineResult, recorded, split
+from penstock.gateway.batches.lines import ANY_LENGTH, LineResult, recorded, split
 from penstock.gateway.batches.records import LinesUsage, StoredBatch
 from penstock.gateway.batches.store import BatchClaim, BatchStore
 from penstock.runtime.metrics import GatewayMetrics
@@ -41,7 +41,7 @@ class LineResults:
         counts, usage = {True: 0, False: 0}, LinesUsage()
         for ok in (True, False):
             pieces = self._store.read(self.batch.tenant, self.batch.results(ok))
-            async for lines in split(pieces, 1 << 40):
+            async for lines in split(pieces, ANY_LENGTH):
                 for _, line in lines:
                     found = recorded(line, ok)
                     self.done.add(found.custom_id)

@@ -17,7 +17,7 @@ import structlog
 from msgspec.structs import replace
 
 from penstock.gateway.batches.answering import LineAnswerer, LineAnswers
-from penstock.gateway.batches.lines import BatchLine, LineReader, LineResult, expired
+from penstock.gateway.batches.lines import ANY_LENGTH, BatchLine, LineReader, LineResult, expired
 from penstock.gateway.batches.looking import InputLook, read_lines
 from penstock.gateway.batches.records import BatchStatus, Clock, StoredFile, new_order
 from penstock.gateway.batches.results import LineResults
@@ -129,8 +129,7 @@ class BatchRun:
         """The lines that have no result, in order."""
         batch, shop = self._results.batch, self._shop
         reader = LineReader(batch.endpoint, lambda model: None)  # a model that has gone since is an error of its lines
-        most = shop.most_bytes
-        async with aclosing(read_lines(batch, reader, shop.store, shop.threads, most_bytes=most)) as pages:
+        async with aclosing(read_lines(batch, reader, shop.store, shop.threads, most_bytes=ANY_LENGTH)) as pages:
             async for lines in pages:
                 for line in lines:
                     if isinstance(line, BatchLine) and line.custom_id not in self._results.done:

@@ -8,8 +8,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
+import structlog
+
 from penstock.gateway.batches.records import StoredBatch, StoredFile
 
+_MOST_SAID = 1000
 PIECE_BYTES = 1 << 18
 """Most bytes of a piece of a file."""
 _ID = re.compile(r"file-[0-9a-f]{24}[ae]?|batch_[0-9a-f]{24}")
@@ -17,6 +20,25 @@ _ID = re.compile(r"file-[0-9a-f]{24}[ae]?|batch_[0-9a-f]{24}")
 
 class ClaimLost(Exception):
     """Another gateway may run the batch now: nothing more may be written for it here."""
+
+
+class DamagedRecord(OSError):
+    """What is kept of a file or a batch can't be read; it may be of another version."""
+
+
+class DamagedRecords:
+    """Those that a store has left out, each of which is logged once."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+
+    def leave_out(self, error: DamagedRecord) -> None:
+        """There is such a record."""
+        if (text := str(error)) not in self._said:
+            if len(self._said) >= _MOST_SAID:
+                self._said.clear()
+            self._said.add(text)
+            structlog.get_logger("penstock.gateway").error("a record of a batch store is left out", reason=text)
 
 
 class BatchClaim(Protocol):
@@ -72,14 +94,14 @@ class BatchStore(Protocol):
         """Whoever runs the batch shall cancel it. The first time counts."""
 
     async def open_batches(self) -> list[StoredBatch]:
-        """Batches of all tenants that are not over."""
+        """Batches of all tenants that are not over. One whose record is damaged is logged and left out."""
 
     def claim(self, batch: StoredBatch) -> AbstractAsyncContextManager[BatchClaim | None]:
         """The right to run a batch, for the length of the block; None: another gateway has it, or it is over."""
 
     async def sweep(self, now: float, kept_s: float) -> None:
-        """Deletes files that have expired and that no batch reads any more, batches that were made more than `kept_s`
-        ago and are over, and what uploads have left that never came to their end."""
+        """Deletes files that have expired and that no batch reads any more, batches that have been over for
+        `kept_s`, and what uploads have left that never came to their end."""
 
 
 def tenant_name(tenant: str) -> str:

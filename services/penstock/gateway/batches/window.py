@@ -105,12 +105,11 @@ class LineWindow:
         return self.asking[model] < _ASKING and self.lines < self._most
 
     def _look_again(self) -> None:
-        """Lets in those for whom there is room as soon as it is their turn."""
+        """Lets in those for whom there is room as soon as it is their turn, be it now."""
         if self._timer is not None:
             self._timer.cancel()
         times = [self._paces[model].next_at for model in self._waiting if self._room(model)]
-        later = [at for at in times if at > _now()]
-        self._timer = asyncio.get_running_loop().call_at(min(later), self.let_in) if later else None
+        self._timer = asyncio.get_running_loop().call_at(min(times), self.let_in) if times else None
 
     def _take(self, model: str) -> LinePlace:
         self.lines += 1

@@ -78,6 +78,10 @@ class Attempt:
         """Returns when the attempt has ended, or after so many seconds."""
         await asyncio.wait([self._ended], timeout=seconds)
 
+    async def ends(self) -> None:
+        """Returns when the attempt has ended, in whatever way."""
+        await asyncio.wait([self._ended])
+
     async def ended(self) -> Finish | Lost:
         """How the choice ended, or the loss after which only another plan helps. Raises what a call has raised."""
         return await self._ended

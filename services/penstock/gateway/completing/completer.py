@@ -265,10 +265,8 @@ class Completer:
         key = f"{self.name}/{caller.session or opening(prompt)}"  # other models have other tokens
         branches = () if caller.yields else self.sessions.branches(caller.tenant, key)
         work = partial(prepare, self._model, prompt, naming, branches)
-        if has_pictures(prompt):
-            prepared = await self._decoded(work, size, caller)
-        elif isinstance(prompt, Conversation):
-            prepared = await self._threads.render(work, size, caller.tenant)
+        if isinstance(prompt, Conversation):
+            prepared = await self._rendered(work, size, caller, pictures=has_pictures(prompt))
         else:
             prepared = await self._threads.run(work, size)
         use = None if caller.yields else prepared.session  # a line has no next turn
@@ -279,13 +277,15 @@ class Completer:
             self.sessions.put(caller.tenant, key, use.branch, replaces=use.replaces())
         return replace(prepared, session_key=key)
 
-    async def _decoded(self, work: Callable[[], Prepared], size: int, caller: Caller) -> Prepared:
-        """A prompt with pictures, unless decoding these takes too long."""
+    async def _rendered(self, work: Callable[[], Prepared], size: int, caller: Caller, *, pictures: bool) -> Prepared:
+        """A conversation's prompt, unless waiting for a thread, the template, or decoding pictures takes too long."""
+        left = self._left(caller)
         try:
-            async with asyncio.timeout(min(_PICTURES_S, self._left(caller))):
+            async with asyncio.timeout(min(_PICTURES_S, left) if pictures else left):
                 return await self._threads.render(work, size, caller.tenant)
         except TimeoutError:
-            raise DeadlineExceeded("the pictures took too long to decode", code="timeout") from None
+            what = "the pictures took too long to decode" if pictures else "the prompt took too long to prepare"
+            raise DeadlineExceeded(what, code="timeout") from None
 
     async def _grammar(self, ask: Ask, prompt: Prepared, caller: Caller, size: int) -> str:
         """The grammar of the answers to a prompt; empty: any text."""

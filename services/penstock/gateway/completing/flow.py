@@ -20,7 +20,7 @@ from penstock.gateway.completing.account import ChoiceAccount, TriedPlan
 from penstock.gateway.completing.attempt import Attempt
 from penstock.gateway.request.work import Assignment, ChoiceRequest, Finish, Lost, Reason, Receiver, SampledToken
 from penstock.kv.hint import ReturnHint
-from penstock.runtime.tasks import alongside
+from penstock.runtime.tasks import alongside, first_of
 
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
@@ -36,6 +36,9 @@ _MOST_AVOIDED = 32
 
 class Plans(Protocol):
     """The router's side of one choice; see PlanStream."""
+
+    @property
+    def gone(self) -> bool: ...
 
     async def ask(self, request: ChoiceRequest, generated: int, avoid: Mapping[str, Reason]) -> Assignment: ...
 
@@ -151,7 +154,8 @@ class Flow:
                 chosen = await self._plans.ask(request, len(self._tokens), self._avoid)
                 break
             except (Unavailable, Overloaded) as error:
-                if refused is not None or (lost is None and isinstance(error, Overloaded)):
+                fresh = lost is None and not (self._tokens and self._request.interrupted)
+                if refused is not None or (fresh and isinstance(error, Overloaded)):
                     raise refused or error from None
                 await self._wait(error)
         if refused is not None and chosen.decode.member in self._avoid:
@@ -214,7 +218,10 @@ class Flow:
         while attempt.running:
             if len(self._tokens) > told:
                 told = len(self._tokens)
-                await self._plans.progress(told)
+                if self._plans.gone:  # another router has to be found, which holds up no end
+                    await first_of(self._plans.progress(told), attempt.ends())
+                else:
+                    await self._plans.progress(told)
             await attempt.ends_within(pause)
             pause = min(2 * pause, _LONGEST_REPORT_S)
 

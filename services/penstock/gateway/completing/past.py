@@ -52,6 +52,7 @@ class _Records:
         return next(iter(self.kept.values())).number
 
     def add(self, response: str, record: _Record) -> None:
+        """Remembers a record under an id of which there is none."""
         self.kept[response] = record
         self.names.setdefault(record.request, OrderedDict())[response] = None
         self.bytes += len(record.text)
@@ -62,9 +63,9 @@ class _Records:
             return self.kept[next(reversed(names))]
         return self.kept.get(_PREFIX.sub("", id))
 
-    def forget(self) -> int:
-        """Forgets the oldest one; gives its bytes."""
-        response, record = self.kept.popitem(last=False)
+    def forget(self, response: str) -> int:
+        """Forgets one; gives its bytes."""
+        record = self.kept.pop(response)
         names = self.names[record.request]
         del names[response]
         if not names:
@@ -95,7 +96,8 @@ class PastRequests:
         return self._count
 
     def add(self, tenant: str, request: str, response: str, record: bytes) -> None:
-        """Remembers a request that was `request` to its client, and its answer `response`, an id of its own."""
+        """Remembers a request that was `request` to its client, and its answer `response`. A request that is sent
+        again with its key has the same answer: the later record takes the place of the earlier one."""
         if self._most == 0:
             return
         self._added += 1
@@ -103,6 +105,8 @@ class PastRequests:
             self._put(self._newest)  # it may lose now what was the newest
         self._newest = tenant
         own = self._tenants.setdefault(tenant, _Records())
+        if response in own.kept:
+            self._take_out(own, response)
         own.add(response, _Record(self._added, request, record, self._clock()))
         self._count += 1
         self.bytes += len(record)
@@ -146,12 +150,15 @@ class PastRequests:
             records = self._tenants.get(name)
             if records is not None and records.place is place:
                 break
-        self.bytes -= records.forget()
-        self._count -= 1
+        self._take_out(records, next(iter(records.kept)))
         if records.kept:
             self._put(name)
         else:
             del self._tenants[name]
+
+    def _take_out(self, records: _Records, response: str) -> None:
+        self.bytes -= records.forget(response)
+        self._count -= 1
 
     def _put(self, name: str) -> None:
         """Gives a tenant its place; none while only the newest record is left of it."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 _LATELY_S = 60.0
 
@@ -26,28 +26,31 @@ class Seats:
         self._here: Counter[str] = Counter()
         """Who has a place or waits for one, by tenant."""
 
-    @asynccontextmanager
-    async def one(self, tenant: str) -> AsyncIterator[None]:
-        """A place for the length of the block, as soon as there is one."""
-        self._here[tenant] += 1
-        try:
-            async with AsyncExitStack() as place:
-                await place.enter_async_context(self._own.setdefault(tenant, asyncio.Semaphore(self._at_once)))
-                if self._clock() < self._slow_until.get(tenant, 0.0):
-                    await place.enter_async_context(self._slow)
-                began = self._clock()
-                try:
-                    yield
-                finally:
-                    self._note(tenant, self._clock() - began)
-        finally:
-            self._here[tenant] -= 1
-            if not self._here[tenant]:
-                del self._here[tenant], self._own[tenant]
+    async def take(self, tenant: str) -> Callable[[], None]:
+        """A place, as soon as there is one; the caller owes one call of what it gets."""
+        with ExitStack() as place:
+            self._here[tenant] += 1
+            place.callback(self._leave, tenant)
+            for line in self._lines(tenant):
+                await line.acquire()
+                place.callback(line.release)
+            place.callback(self._note, tenant, self._clock())
+            return place.pop_all().close
 
-    def _note(self, tenant: str, took_s: float) -> None:
+    def _lines(self, tenant: str) -> Iterator[asyncio.Semaphore]:
+        """Where a tenant stands, one behind the other."""
+        yield self._own.setdefault(tenant, asyncio.Semaphore(self._at_once))
+        if self._clock() < self._slow_until.get(tenant, 0.0):
+            yield self._slow
+
+    def _leave(self, tenant: str) -> None:
+        self._here[tenant] -= 1
+        if not self._here[tenant]:
+            del self._here[tenant], self._own[tenant]
+
+    def _note(self, tenant: str, began: float) -> None:
         now = self._clock()
-        if took_s > self._long_s:
+        if now - began > self._long_s:
             self._slow_until[tenant] = now + _LATELY_S
         elif now >= self._slow_until.get(tenant, 0.0):
             self._slow_until.pop(tenant, None)

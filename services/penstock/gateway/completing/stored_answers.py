@@ -8,8 +8,9 @@ A token takes twelve bytes: its number, and eight of a keyed hash over its choic
 the request's key and the server key can make them: whoever else writes to that Redis changes no answer. Two gateways
 that run one request write the same bytes to the same places.
 
-When a request ends, however it does, its gateway notes that beside the answer. Only a gateway that has died leaves an
-answer without that note: who asks again then was interrupted by the mesh, and anybody else passes nobody's prompts.
+When a request ends, however it does, its gateway notes that beside the answer. A gateway that has died leaves an answer
+without that note: who asks again then was interrupted by the mesh, and passes prompts. So does who asks again while its
+request still runs somewhere; anybody else passes nobody.
 """
 
 from __future__ import annotations

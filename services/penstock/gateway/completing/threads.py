@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -51,10 +51,18 @@ class Threads:
 
     async def render(self, work: Callable[[], Value], size: int, tenant: str) -> Value:
         """Runs `work` in a thread. It renders a model's chat template, which may take long whatever its size: tenants
-        whose work does wait for each other, and not others for them."""
+        whose work does wait for each other, and not others for them. A caller that is cancelled does not wait, but work
+        that has begun keeps its thread and its tenant's place until its end."""
         room = self._short_prompts if size < THREAD_FROM else self._long_prompts
-        async with room.seats.one(tenant):
-            return await asyncio.get_running_loop().run_in_executor(room.pool, work)
+        leave, loop = await room.seats.take(tenant), asyncio.get_running_loop()
+        working = room.pool.submit(work)
+
+        def left(_ended: Future[Value]) -> None:
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(leave)
+
+        working.add_done_callback(left)
+        return await asyncio.wrap_future(working)
 
 
 @contextmanager

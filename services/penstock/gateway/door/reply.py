@@ -100,11 +100,12 @@ class Reply:
         if self.ended:
             return
         with suppress(OSError):
-            body = self._style.error(error, self._request_id)
             if not self._begun:
+                body = self._style.error(error, self._request_id)
                 await self.json(body, error.http_status, error.retry_after)
                 return
-            await self._write(self._style.written(failed or [body]) + self._style.last, more=False)
+            events = failed or [self._style.last_word(error, self._request_id)]
+            await self._write(self._style.written(events) + self._style.last, more=False)
         self.ended = True
 
     def _comment(self, text: bytes) -> bytes:

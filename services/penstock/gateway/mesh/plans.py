@@ -206,9 +206,14 @@ class PlanStream:
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             return await self.ask(request, generated, avoid)
 
+    @property
+    def gone(self) -> bool:
+        """Whether the router does not hear any more."""
+        return self._call is not None and self._call.done()
+
     async def progress(self, generated: int) -> None:
         """Tells the router that the prompt is computed. Never fails: the router is not on the token path."""
-        if self._call is not None and self._call.done():
+        if self.gone:
             await self._move(generated)
         if self._call is None or self._call.done():
             return

@@ -177,6 +177,11 @@ class SitePlans:
             return self._take(offer, "sooner")
         return self._named(chosen)
 
+    @property
+    def gone(self) -> bool:
+        """See PlanStream."""
+        return self._stream.gone
+
     async def progress(self, generated: int) -> None:
         """See PlanStream."""
         await self._stream.progress(generated)

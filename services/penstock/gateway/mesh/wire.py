@@ -58,13 +58,15 @@ def plan_ask(
             request_id=request.id,
             namespace=request.namespace,
             cache_root=request.root,
+            returned=generated > 0 and not request.interrupted,
         )
     )
 
 
 def _priority(request: ChoiceRequest, generated: int) -> int:
-    """An answer that goes on comes before what its tenant has asked for in the last minute: somebody is reading it."""
-    if not generated:
+    """An answer that something has interrupted comes before what its tenant has asked for in the last minute: somebody
+    is reading it."""
+    if not (generated and request.interrupted):
         return request.priority
     return max(request.priority - _GOES_ON_S, int(BOUNDS["priority"].low))
 

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.errors import InvalidRequest, Overloaded, PenstockError, RateLimited
 from penstock.gateway.api.openai.shapes import error_json
@@ -515,3 +516,38 @@ async def test_a_model_without_room_holds_up_no_other():
     assert not waiting.done()
     place.leave()
     waiting.cancel()
+
+
+async def test_a_turn_that_is_due_is_given_whoever_comes_in_that_moment():
+    """A line comes as the turn of another has begun and its timer has not run yet."""
+    window = LineWindow(10, spread=1000.0)
+    (await window.enter("m")).taken()
+    waiting = asyncio.ensure_future(window.enter("m"))
+    await asyncio.sleep(0)
+    window._paces["m"].next_at = asyncio.get_running_loop().time()
+    late = asyncio.ensure_future(window.enter("m"))
+    async with asyncio.timeout(5):
+        place = await waiting
+    assert not late.done()
+    place.leave()
+    late.cancel()
+
+
+async def test_an_input_that_was_looked_at_is_run_whatever_the_bounds_are_now(place):
+    """The next gateway may take shorter bodies."""
+    place.answers.let(1)
+    async with place.gateway():
+        batch = await place.begin(line("long", body={"prompt": "a" * 3000}), *lines("b", "c"))
+        await place.done(batch, 1)
+    place.answers.let(10)
+    async with place.gateway(most_bytes=100):
+        found = await place.until(batch)
+    assert (found.status, found.completed, found.failed) == ("completed", 3, 0)
+    stopped = await place.begin(line("long", body={"prompt": "d" * 3000}), *lines("e"))
+    await place.store.add_file(stored_file("t"))
+    async with place.store.claim(stopped) as claim:
+        await claim.save(replace(stopped, status="in_progress", total=2))
+    place.now += 601
+    async with place.gateway(most_bytes=100):
+        found = await place.until(stopped)
+    assert (found.status, found.failed) == ("expired", 2)

@@ -135,12 +135,13 @@ async def test_what_is_kept_no_longer_is_deleted(store):
         stored_batch(created_at=100, input_file_id=read.id),
     )
     fresh = stored_batch(status="failed", created_at=990)
-    for batch in (over, running, fresh):
+    slow = stored_batch(status="completed", created_at=100, completed_at=990)
+    for batch in (over, running, fresh, slow):
         await store.add_batch(batch)
     await store.sweep(1000, 600)
     assert {file.id for file in await store.files("t")} == {new.id, read.id}
     assert await content(store, "t", old.id) == b"", "of what no batch reads any more"
-    assert {batch.id for batch in await store.batches("t")} == {running.id, fresh.id}
+    assert {batch.id for batch in await store.batches("t")} == {running.id, fresh.id, slow.id}
     assert await content(store, "t", new.id) == await content(store, "t", read.id) == b"abc"
 
 
@@ -279,3 +280,25 @@ async def test_a_directory_that_others_can_write_to_is_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match="batch_store"):
         async with open_directory_batches(tmp_path):
             pass
+
+
+async def test_a_damaged_record_holds_up_no_other(store, request, tmp_path, redis_url):
+    """It may be of another version: its tenant's files and batches stay as they are, those of others go on."""
+    damaged, good = stored_batch("d", created_at=100), stored_batch("g", created_at=100)
+    old = {tenant: stored_file(tenant, expires_at=500) for tenant in ("d", "g")}
+    for batch in (damaged, good):
+        await store.add_batch(batch)
+        await store.write(batch.tenant, old[batch.tenant].id, pieces(b"abc"))
+        await store.add_file(old[batch.tenant])
+    if "directory" in request.node.name:
+        (tmp_path / "batches" / tenant_name("d") / "batches" / f"{damaged.id}.json").write_text('{"status": 7}')
+    else:
+        import redis.asyncio
+
+        async with redis.asyncio.Redis.from_url(redis_url) as client:
+            await client.hset(f"penstock:batches:{tenant_name('d')}:batches", damaged.id, b'{"status": 7}')
+    assert [batch.id for batch in await store.open_batches()] == [good.id]
+    await store.sweep(1000, 600)
+    assert await store.file("g", old["g"].id) is None and await store.file("d", old["d"].id) is not None
+    with pytest.raises(OSError, match="no record of a StoredBatch"):
+        await store.batch("d", damaged.id)

@@ -20,6 +20,7 @@ from penstock.gateway.request.ask import Ask
 
 _ID = re.compile(r"resp_[0-9a-f]{1,64}")
 _ITEM = re.compile(r"(?:msg|rs|fc)_([0-9a-f]{1,64})_[0-9]{1,9}")
+_NUMBER = re.compile(r"[0-9]{1,9}")
 _ITEMS = msgspec.json.Decoder(list[InputItem])
 
 
@@ -56,8 +57,11 @@ class ResponseInquiry:
         self._shape: ResponseShape | None = None
 
     def shape(self, id: str, created: int) -> ResponseShape:
-        """Writes the response."""
+        """Writes the response. Raises InvalidRequest where it would take the place of one that it continues."""
         self._shape = ResponseShape(self._order, self.ask, id, created)
+        if (own := self._shape.response["id"]) in self._ancestors:
+            what = f"idempotency-key: names {own}, which this one continues; each request needs a key of its own"
+            raise InvalidRequest(what, field="idempotency-key")
         return self._shape
 
     async def settle(self) -> None:
@@ -158,7 +162,7 @@ def page_of(kept: StoredResponse, query: Mapping[str, str]) -> Json:
     order, limit, after = query.get("order", "desc"), query.get("limit", "20"), query.get("after")
     if order not in ("asc", "desc"):
         raise InvalidRequest("order: must be asc or desc", field="order")
-    if not limit.isascii() or not limit.isdigit() or not 1 <= int(limit[:4]) <= 100:
+    if not _NUMBER.fullmatch(limit) or not 1 <= int(limit) <= 100:
         raise InvalidRequest("limit: must be between 1 and 100", field="limit")
     ordered = items if order == "asc" else items[::-1]
     if after is not None:
