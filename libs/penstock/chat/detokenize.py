@@ -23,6 +23,8 @@ class TextStream:
         self._held: list[int] = []
         self._last: int | None = None
         """The last token whose text was given out."""
+        self._again = ""
+        """What the stream may give once more, of that token."""
 
     def feed(self, token: int) -> str:
         """The text that became complete with `token`."""
@@ -37,7 +39,8 @@ class TextStream:
             return self.finish() if len(self._held) >= _MAX_HELD else ""
         self._held.clear()
         self._last = token
-        return text
+        again, self._again = self._again, ""
+        return text.removeprefix(again)
 
     def finish(self) -> str:
         """The text held back, with replacement characters for bytes that are not valid UTF-8."""
@@ -49,6 +52,8 @@ class TextStream:
         self._last = self._held[-1]
         self._held.clear()
         self._stream = DecodeStream(ids=[self._last], skip_special_tokens=False)  # no text begins here
+        own = self._tokenizer.decode([self._last], skip_special_tokens=False)
+        self._again = own if own.endswith("\ufffd") else ""  # which it takes for the beginning of a character
         return text
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -182,6 +183,9 @@ class ChatModel:
         return shown
 
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
 def _marked_arguments(text: str, marker: Marker) -> str:
     """The arguments of a call, marked; also what control tokens escapes of JSON make in them: templates may show each
     argument by itself."""
@@ -190,7 +194,10 @@ def _marked_arguments(text: str, marker: Marker) -> str:
         return marked
     try:
         values = marker.mark(json.loads(text))
-        return marked if json.loads(marked) == values else json.dumps(values, ensure_ascii=False)
+        if json.loads(marked) == values:
+            return marked
+        written = json.dumps(values, ensure_ascii=False)
+        return _SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", written)  # which are no text
     except (ValueError, RecursionError):
         return marked  # no JSON: it is shown as a text
 

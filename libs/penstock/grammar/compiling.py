@@ -190,7 +190,7 @@ class GrammarCompiler:
                 structlog.get_logger("penstock.grammar").warning("a helper was ended", status=status)
                 return None
             self._exceeded = True
-            at = recipe.parts[0][1].at
+            at = recipe.at
             what = f"{at}: is too complex: it takes more than {limit:g} s or too much memory to compile"
             return InvalidRequest(what, field=at, code="schema_too_complex")
         except TimeoutError:

@@ -59,7 +59,7 @@ def locate(recipe: Recipe, grammar: str, wrong: Callable[[str], str], error: str
         if not found:
             continue
         return (_place(schema, part.at, wrong, found), found) if schema is not None else (part.at, found)
-    return recipe.parts[0][1].at, error
+    return recipe.at, error
 
 
 def _place(schema: text.Json, at: str, wrong: Callable[[str], str], error: str) -> str:

@@ -71,7 +71,7 @@ class Trial:
         except InvalidRequest as error:
             return Verdict(message=error.message, field=error.field, code=error.code)
         if len(grammar) > MAX_TEXT:
-            at = recipe.parts[0][1].at
+            at = recipe.at
             return Verdict(message=f"{at}: is too large with all that it refers to", field=at, code="schema_too_large")
         if not (wrong := self._wrong(grammar)):
             return Verdict(grammar=grammar)

@@ -62,6 +62,11 @@ class Recipe:
     frame: str = ""
     """Lark, made by us, that refers to the parts as `@name`."""
 
+    @property
+    def at(self) -> str:
+        """Where the client has written it, or the first part of it."""
+        return self.parts[0][1].at if self.parts else "tools"
+
     def check_size(self) -> None:
         """Raises InvalidRequest for a part that is too long to be looked at."""
         for _, part in self.parts:

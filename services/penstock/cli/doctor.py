@@ -12,7 +12,7 @@ from rich.markup import escape
 from penstock.cli.asking import NOWHERE, AsJson, Door, DoorAccess, Mesh, MeshAccess, done
 from penstock.cli.checks import Check, CheckedService, checked_clocks, checked_host, checked_versions
 from penstock.cli.frames import counted
-from penstock.cli.visits import visited_draft, visited_gateway, visited_member, visited_router
+from penstock.cli.visits import visited_draft, visited_gateway, visited_member, visited_router, visited_service
 from penstock.rpc.channels import Channels
 from penstock.runtime.config import Addresses
 from penstock.v1 import router_pb2
@@ -78,7 +78,7 @@ async def _visited(routers: Sequence[str], also: Sequence[str], door: DoorAccess
         [
             *(visited_member(member, channels) for member in members.values()),
             *(visited_draft(draft.address, channels) for draft in drafts.values()),
-            *(visited_draft(address, channels, "service") for address in also if address not in drafts),
+            *(visited_service(address, channels) for address in also if address not in drafts),
             *(visited_gateway(gateway, door) for gateway in gateways.values()),
         ]
     )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import grpc
 from rich.console import Console
 from rich.table import Table
 
 from penstock.cli.asking import NOWHERE, AsJson, Door, DoorAccess, Mesh, MeshAccess, done
 from penstock.cli.frames import counted, mib
-from penstock.errors import Unavailable
+from penstock.errors import DeadlineExceeded, PenstockError, Unavailable
+from penstock.rpc.errors import is_raised
 from penstock.rpc.shown.figures import Json, role_of, tier_name
 from penstock.v1 import gateway_pb2, router_pb2
 
@@ -55,7 +57,7 @@ async def _asked(
     request: gateway_pb2.EvictTenantRequest, gateways: Sequence[router_pb2.MeshWatcher], door: DoorAccess
 ) -> gateway_pb2.EvictTenantResponse:
     """The answer of the first gateway that can be reached. Raises PenstockError."""
-    error: Unavailable | None = None
+    error: PenstockError | None = None
     for gateway in gateways:
         try:
             async with door.gateway_at(gateway) as stub:
@@ -63,7 +65,9 @@ async def _asked(
                     request, timeout=_CALL_S, metadata=door.metadata(gateway)
                 )
                 return answer
-        except Unavailable as fault:
+        except (Unavailable, DeadlineExceeded) as fault:
+            if isinstance(fault.__cause__, grpc.aio.AioRpcError) and is_raised(fault.__cause__):
+                raise  # it has answered
             error = fault
     assert error is not None, "there is a gateway"
     raise error

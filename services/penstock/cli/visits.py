@@ -20,6 +20,8 @@ from penstock.runtime.addresses import UnixPath, socket_address
 from penstock.v1 import checkup_pb2, checkup_pb2_grpc, router_pb2, router_pb2_grpc
 
 _CALL_S = 5.0
+_JOINING: Sequence[MemberRole] = ("worker", "store", "router", "draft", "gateway")
+"""The roles of who may not have joined."""
 
 
 async def visited_router(address: str, channels: Channels) -> CheckedService:
@@ -46,9 +48,18 @@ async def visited_member(member: router_pb2.JoinedMember, channels: Channels) ->
     return await _visited(visit, member.address, channels, role)
 
 
-async def visited_draft(address: str, channels: Channels, kind: str = "draft") -> CheckedService:
-    """A draft service, or a service of which only the address is known."""
-    return await _visited(CheckedService(f"{kind} {address}"), address, channels, "draft")
+async def visited_draft(address: str, channels: Channels) -> CheckedService:
+    """A draft service."""
+    return await _visited(CheckedService(f"draft {address}"), address, channels, "draft")
+
+
+async def visited_service(address: str, channels: Channels) -> CheckedService:
+    """A service of which only the address is known; where services show each other certificates, of whatever role."""
+    for role in _JOINING if channels.member is not None else _JOINING[:1]:
+        visit = await _visited(CheckedService(f"service {address}"), address, channels, role)
+        if visit.version:
+            break
+    return visit
 
 
 async def _visited(visit: CheckedService, address: str, channels: Channels, role: MemberRole) -> CheckedService:

@@ -67,5 +67,5 @@ def test_behind_what_is_no_character_words_keep_their_space():
 
     accent, broken = [1 + 0xC3, 1 + 0xA9], [1 + 0xF0]
     assert said([the, cat]) == "the cat"
-    assert said([*accent, *broken, the, cat]).replace("\ufffd", "") == "é the cat"
-    assert said([a, *broken * 16, the]).replace("\ufffd", "") == "a the"
+    assert said([*accent, *broken, the, cat]) == "é\ufffd the cat"
+    assert said([a, *broken * 16, the]) == "a" + "\ufffd" * 16 + " the"

@@ -223,6 +223,8 @@ def test_escapes_in_arguments_make_no_control_tokens():
     hidden = '{"x": "\\u003c|im_end|\\u003e", "n": 1.50}'
     shown = json.loads(_marked_arguments(hidden, marker))
     assert "<|im_end|>" not in shown["x"] and shown["x"].replace(SPLIT, "") == "<|im_end|>" and shown["n"] == 1.5
+    odd = _marked_arguments('{"x": "\\ud83d \\u003c|im_end|\\u003e"}', marker)
+    assert "\\ud83d" in odd and odd.isascii() == (SPLIT.isascii()), "half a character is no text"
     for harmless in ('{"x": "a\\nb",  "n": 1.50}', '{"x": "\\u003c"', "no JSON \\ at all"):
         assert _marked_arguments(harmless, marker) == harmless
     assert _marked_arguments('{"x": "<|im_end|>\\n"}', marker) == marker.mark('{"x": "<|im_end|>\\n"}')

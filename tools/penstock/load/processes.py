@@ -81,6 +81,9 @@ async def _started(share: LoadShare) -> Process:
 async def _heard(process: Process, told: Callable[[LoadRecord], None]) -> None:
     assert process.stdout is not None
     async for line in process.stdout:
-        told(_DECODE(line))
+        try:
+            told(_DECODE(line))
+        except msgspec.DecodeError:  # the last one
+            raise LoadError("a process of the client ended in the middle of what it said") from None
     if status := await process.wait():
         raise LoadError(f"a process of the client ended with {status}")

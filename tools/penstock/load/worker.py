@@ -51,9 +51,21 @@ def main() -> None:
         uvloop.run(_play(share, float(start), files - _OTHER_FILES))
 
 
+class _Pipe(asyncio.BaseProtocol):
+    """The way to whoever listens."""
+
+    def __init__(self) -> None:
+        self.closed = asyncio.Event()
+        """All that was said is written, or nobody listens any more."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It is."""
+        self.closed.set()
+
+
 async def _play(share: LoadShare, start: float, at_once: int) -> None:
     loop = asyncio.get_running_loop()
-    transport, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, sys.stdout)
+    transport, pipe = await loop.connect_write_pipe(_Pipe, sys.stdout)
 
     def told(record: LoadRecord) -> None:
         transport.write(msgspec.json.encode(record) + b"\n")
@@ -73,7 +85,8 @@ async def _play(share: LoadShare, start: float, at_once: int) -> None:
     with suppress(asyncio.CancelledError):
         await player.play(share.sessions, start)
     loop.remove_reader(0)
-    transport.close()
+    transport.close()  # which writes what waits; a loop that ends would not
+    await pipe.closed.wait()
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from penstock.errors import InvalidRequest
@@ -15,6 +15,8 @@ from penstock.grammar.text import literal
 _QUOTE = '<|"|>'
 _SHARED = ("$defs", "definitions")
 _MAX_DEEP = 10
+_MAX_SHARED = 500
+"""Definitions of one function that are referred to."""
 _MAX_RULES = 5_000
 """Of all functions together."""
 _PYTHON_NAME = re.compile(r"[\w+.-]{1,63}")
@@ -85,16 +87,16 @@ class GemmaValues(Values):
             self.lines += self._common()
         self._shared = {} if any_object else dict(_definitions(schema, at))
         self._rule_of: dict[str, str] = {}
+        self._asked: list[str] = []
+        """What was referred to, in the order in which that was found."""
         self._name = name
         self.lines.append(
             f"{name}: " + ("gemma_object" if any_object else self._object(name, _as_object(schema), at, 0))
         )
-        written = 0
-        while written < len(self._rule_of):  # of what was referred to, which may refer to more
-            ref, rule = list(self._rule_of.items())[written]
+        for ref in self._asked:  # which may ask for more
             value, where = self._shared[ref]
-            self.lines.append(f"{rule}: {self._value(rule, value, where, 0)}")
-            written += 1
+            self.lines.append(f"{self._rule_of[ref]}: {self._value(self._rule_of[ref], value, where, 0)}")
+        self._check_ends()
         return name
 
     def _common(self) -> list[str]:
@@ -115,7 +117,7 @@ class GemmaValues(Values):
 
     def _value(self, name: str, schema: object, at: str, deep: int) -> str:
         if isinstance(schema, Mapping) and isinstance(ref := schema.get("$ref"), str) and ref in self._shared:
-            return self._rule_of.setdefault(ref, f"{self._name}d{len(self._rule_of)}")
+            return self._referred(ref)
         if not isinstance(schema, Mapping) or deep > _MAX_DEEP:
             return "gemma_value"
         for keyword in schema:
@@ -133,6 +135,30 @@ class GemmaValues(Values):
             each = dict.fromkeys(map(str, kinds))
             return "(" + " | ".join(self._kind(name, kind, schema, (at, deep)) for kind in each) + ")"
         return self._kind(name, kinds, schema, (at, deep))
+
+    def _referred(self, ref: str) -> str:
+        """The rule of what is shared."""
+        if ref not in self._rule_of:
+            where = self._shared[ref][1]
+            if len(self._asked) >= _MAX_SHARED:
+                what = f"{where}: is one of more than {_MAX_SHARED} definitions that are referred to"
+                raise InvalidRequest(what, field=where, code="schema_too_complex")
+            self._rule_of[ref] = f"{self._name}d{len(self._asked)}"
+            self._asked.append(ref)
+        return self._rule_of[ref]
+
+    def _check_ends(self) -> None:
+        """Raises InvalidRequest for what demands itself again and again: a model would write it for ever."""
+        left, ending = self._asked[::-1], set[str]()
+        while True:
+            for ref in left:
+                if _ends(self._shared[ref][0], ending, 0):
+                    ending.add(ref)
+            before, left = left, [ref for ref in left if ref not in ending]
+            if len(left) == len(before):
+                break
+        if left:
+            raise _invalid(self._shared[left[-1]][1], "has no end: each of its values has to hold another one")
 
     def _kind(self, name: str, kind: object, schema: Mapping[str, Any], where: tuple[str, int]) -> str:
         at, deep = where
@@ -179,6 +205,20 @@ def _definitions(schema: Mapping[str, Any], at: str) -> Iterator[tuple[str, tupl
             raise _invalid(where, "must be an object")
         for key, value in shared.items():
             yield f"#/{kind}/{key}", (value, place(where, key))
+
+
+def _ends(schema: object, ending: Collection[str], deep: int) -> bool:
+    """Whether a value can end, given that these references can."""
+    if not isinstance(schema, Mapping) or deep > _MAX_DEEP:
+        return True
+    if isinstance(ref := schema.get("$ref"), str):
+        return ref in ending
+    kinds, members = schema.get("type"), schema.get("properties")
+    if "const" in schema or "enum" in schema or not isinstance(members, Mapping):
+        return True
+    if any(kind != "object" for kind in (kinds if isinstance(kinds, list) else [kinds])):
+        return True
+    return all(_ends(members[key], ending, deep + 1) for key in _required(schema) if key in members)
 
 
 def _check_name(key: str, readable: re.Pattern[str], at: str) -> None:

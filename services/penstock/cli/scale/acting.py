@@ -48,8 +48,10 @@ class ScaleActs:
         self._late_s = max(_LATE * start_s, _LATE_S)
         self._orders: list[tuple[WorkRole, float]] = []
         """Roles, and when they were ordered, the oldest first."""
-        self._known: dict[str, float] | None = None
-        """Workers of late, and when each was listed last; None: there was no look."""
+        self._known: set[str] | None = None
+        """Workers that were there of late; None: there was no look."""
+        self._away: dict[str, float] = {}
+        """Those of them that the last look lacked, and since which look."""
         self.gone: set[str] = set()
         """Workers that the actuator has taken away, as long as the router still knows them."""
         self.drained: set[str] = set()
@@ -82,11 +84,12 @@ class ScaleActs:
         """Workers that are new take the roles that were ordered. `listed`: all that the router knows."""
         now, known = self._clock(), self._known
         new = [one for one in workers if known is not None and one.id not in known]
-        self._known = {id: at for id, at in (known or {}).items() if now - at < _AWAY_S} | dict.fromkeys(
-            listed - self.gone, now
-        )
+        here = listed - self.gone
+        self._away = {id: self._away.get(id, now) for id in known or () if id not in here}
+        self._away = {id: since for id, since in self._away.items() if now - since < _AWAY_S}
+        self._known = here | self._away.keys()
         self.gone &= listed
-        self.drained &= self._known.keys()
+        self.drained &= self._known
         for one in new:
             order = next((order for order in self._orders if order[0] == one.role), None) or next(
                 iter(self._orders), None
@@ -100,9 +103,7 @@ class ScaleActs:
 
     def missing(self) -> bool:
         """Whether the last look lacked workers that were there a moment ago, and were not taken away."""
-        seen = (self._known or {}).values()
-        newest = max(seen, default=0.0)
-        return any(at < newest and self._clock() - at < _MISSED_S for at in seen)
+        return any(self._clock() - since < _MISSED_S for since in self._away.values())
 
     async def do(self, action: ScaleAction, places: Mapping[str, WorkerPlace], actuator: Actuator) -> None:
         """One action. What fails is logged and counted, and decided on again at the next look."""
@@ -114,7 +115,7 @@ class ScaleActs:
                 if self.can_use_actuator and await self._use("remove", actuator.remove(places[action.worker])):
                     self.gone.add(action.worker)
                     if self._known is not None:
-                        self._known.pop(action.worker, None)
+                        self._known.discard(action.worker)
                     self.drained.discard(action.worker)
             case "flip":
                 await self._try("flip", self._tell(action.worker, router_pb2.MemberCommand(role=_ROLES[action.role])))

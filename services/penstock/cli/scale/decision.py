@@ -45,8 +45,7 @@ _ENOUGH = 20
 """Requests by which targets are judged."""
 _HURRY = 1.5
 """Workers that make up for what waits are at most so many times those that the load needs anyway."""
-_AWAY_S = 120.0
-"""A worker that drains, and is not seen, may be back within so many seconds: its router may have started again."""
+_MOST_LEAVING = 1024
 _WAITS = 0.5
 """Of the TTFT target, prompts may wait so long."""
 _WINDOW, _SHORT = 6, 2
@@ -83,11 +82,13 @@ def _remembered(mesh: MeshSeen, memory: ScaleMemory, knobs: ScaleKnobs) -> Scale
         prompts=seen(memory.prompts, mesh.prompt_tokens_per_s, mesh.requests_per_s * knobs.every_s, looks),
         answers=seen(memory.answers, mesh.answer_tokens_per_s, mesh.requests_per_s * knobs.every_s, looks),
         sequences=(*memory.sequences, mesh.sequences)[-_WINDOW:],
-        leaving={
-            id: mesh.at if id in here and here[id].busy else at
-            for id, at in memory.leaving.items()
-            if (here[id].draining if id in here else mesh.at - at < _AWAY_S)
-        },
+        leaving=dict(
+            [
+                (id, mesh.at if id in here and here[id].busy else at)
+                for id, at in memory.leaving.items()
+                if id not in here or here[id].draining  # who is away may be back: a router that starts knows nobody
+            ][-_MOST_LEAVING:]
+        ),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 from math import ceil, inf
 
 from penstock.cli.scale.forecast import period_of
@@ -18,6 +19,11 @@ from penstock.cli.scale.state import (
     WorkerSeen,
     WorkRole,
 )
+
+_LONGEST_GAP = 3.0
+"""Between two looks, in times of the usual one, in which nothing was missed; ..."""
+_LOOK_S = 5.0
+"""... and so long a look itself may take."""
 
 
 class Moves:
@@ -93,10 +99,16 @@ class Moves:
         return count
 
     def _watched(self, role: WorkRole) -> bool:
-        """Whether the mesh was looked at all the time for which a worker must have been spare before it changes."""
-        knobs = self._knobs
-        looks = sum(self._mesh.at - one.at < knobs.flip_after_s for one in self.memory.wants[role])
-        return looks >= int(knobs.flip_after_s / knobs.every_s)
+        """Whether the mesh was looked at, without a long gap, for as long as a worker must have been spare before it
+        changes its role."""
+        now, knobs = self._mesh.at, self._knobs
+        since = now - min(knobs.flip_after_s, knobs.down_after_s) + 1.5 * knobs.every_s
+        looks = [one.at for one in self.memory.wants[role]]
+        first = max((place for place, at in enumerate(looks) if at <= since), default=None)
+        if first is None:
+            return False
+        gaps = [later - earlier for earlier, later in pairwise(looks[first:])]
+        return max(gaps, default=0.0) <= _LONGEST_GAP * knobs.every_s + _LOOK_S
 
     def _add(self, role: WorkRole, count: int) -> None:
         for _ in range(count if self._mesh.can_add else 0):

@@ -119,7 +119,7 @@ class MeshWatch:
         """Sums of what all gateways have counted; those that do not answer add nothing new."""
         tls = {one.http_address: one.tls for one in found.gateways}
         addresses: Sequence[str] = self._config.gateway_http or [*tls]
-        guess = self._config.ca is not None  # of an address that no router knows by that name
+        guess = any(tls.values())  # of an address that no router knows by that name
         texts = await asyncio.gather(*(self._metrics(one, tls=tls.get(one, guess)) for one in addresses))
         pairs = zip(addresses, texts, strict=True)
         return self._told.add({address: figures(text, self.model) for address, text in pairs if text})

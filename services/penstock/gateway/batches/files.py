@@ -80,7 +80,6 @@ class FileDesk:
                 self._check_size(size, await self.room(tenant, 1) + grow(0))  # others have ended meanwhile
 
             await self._store.write(tenant, id, bounded())
-            grow(-size)  # it is about to be among those that are kept
             now = int(self._clock())
             file = StoredFile(
                 id=id,

@@ -193,6 +193,9 @@ class RedisBatches:
             try:
                 files = await self._all(f"{root}:files", StoredFile)
                 batches = await self._all(f"{root}:batches", StoredBatch)
+                for batch in batches:
+                    if not batch.over:
+                        await self._known(_text(name), batch.id)  # and the wish that it be cancelled
             except DamagedRecord as error:  # which may need what others do not
                 self._damaged.leave_out(error)
                 continue

@@ -219,6 +219,26 @@ def test_what_refers_to_itself_has_one_rule():
     assert may_be(deep) and may_be("x:{b:{},h:{c:{}}}") and not may_be(deep.replace("{a:{}", "{z:{}"))
 
 
+ENDLESS = {"type": "object", "properties": {"next": {"$ref": "#/$defs/N"}}, "required": ["next"]}
+CHAIN = {**{f"d{number}": {"$ref": f"#/$defs/d{number + 1}"} for number in range(600)}, "d600": {}}
+
+
+@pytest.mark.parametrize(
+    ("shared", "first", "code"),
+    [
+        ({"N": ENDLESS}, "N", "invalid_schema"),
+        ({"N": {"$ref": "#/$defs/N"}}, "N", "invalid_schema"),
+        (CHAIN, "d0", "schema_too_complex"),
+    ],
+)
+def test_definitions_that_have_no_end_or_are_too_many_are_refused(shared, first, code):
+    schema = {"type": "object", "properties": {"n": {"$ref": f"#/$defs/{first}"}}, "$defs": shared}
+    rules = CallRules(tools=[("tools[0]", Tool("h", "", schema))], required=True)
+    with pytest.raises(InvalidRequest) as error:
+        call_recipe(FORMATS["gemma"], rules, {})
+    assert error.value.code == code and error.value.field.startswith("tools[0].$defs")
+
+
 TYPES = {"type": "object", "properties": {"p": {"type": ["object", "object", "null"], "properties": {"q": {}}}}}
 
 

@@ -176,6 +176,19 @@ async def test_who_is_away_for_a_moment_is_no_new_worker_and_keeps_its_place() -
     assert not one.acts.drained
 
 
+async def test_a_mesh_that_was_not_seen_for_long_may_come_back_bit_by_bit() -> None:
+    one = Acts()
+    both = [seen("w0"), seen("w1")]
+    await one.acts.welcome(both, {"w0", "w1"})
+    one.now += 300
+    await one.acts.welcome(both[:1], {"w0"})
+    assert one.acts.missing()
+    await one.do(ADD)
+    one.now += 5
+    await one.acts.welcome(both, {"w0", "w1"})
+    assert one.acts.starting() == {"decode": 1} and not one.acts.missing()
+
+
 async def test_who_was_taken_away_is_not_missed() -> None:
     one = Acts()
     await one.acts.welcome([seen("w0"), seen("w1")], {"w0", "w1"})

@@ -182,6 +182,7 @@ def test_who_drains_and_is_away_for_a_moment_is_removed_all_the_same() -> None:
         fleet.look()
     all_of_them = fleet.workers
     fleet.workers = {name: one for name, one in all_of_them.items() if not one.draining}
+    fleet.now += 300
     fleet.look()
     fleet.workers = {name: replace(one, busy=0) for name, one in all_of_them.items()}
     while "remove" not in fleet.kinds():
