@@ -282,8 +282,12 @@ def _template_text(directory: Path, settings: dict[str, Any]) -> str:
         except UnicodeDecodeError:
             raise ChatModelError(file, "is not UTF-8") from None
     if isinstance(found, list):
-        named = [entry.get("template") for entry in found if isinstance(entry, dict) and entry.get("name") == "default"]
-        found = named[-1] if named else None
+        named = {str(entry.get("name")): entry.get("template") for entry in found if isinstance(entry, dict)}
+        found, with_tools = named.get("default"), named.get("tool_use")
+        if isinstance(found, str) and isinstance(with_tools, str):  # as transformers chooses; nothing is trimmed
+            nothing = "{{ '' }}"
+            parts = ("{% if tools %}", with_tools, "{% else %}", found, "{% endif %}")
+            return nothing.join(parts)
     return found if isinstance(found, str) else ""
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.chat.messages import Message, Rendering
-from penstock.chat.model import load_chat_model
+from penstock.chat.model import _template_text, load_chat_model
 from penstock.chat.sandbox import generated_arguments
 from penstock.chat.template import ChatTemplate
 from penstock.errors import InvalidRequest
@@ -116,6 +116,17 @@ def test_a_message_is_left_open_as_transformers_does_it(template, text):
     model = replace(MODEL, template=ChatTemplate(template))
     given = [Message(message["role"], message["content"]) for message in messages]
     assert model.render(given, (), Rendering(continued=True)) == theirs.replace("\ufdd0", "\ufffd")
+
+
+def test_of_a_list_of_templates_the_one_for_tools_is_for_tools(tmp_path):
+    """And neither loses a space."""
+    plain, asked = "\n  {{ messages[0].content }}\n  ", "  {{ tools | length }}{% for one in tools %}\n {% endfor %}\n"
+    settings = {"chat_template": [{"name": "default", "template": plain}, {"name": "tool_use", "template": asked}]}
+    both, messages = ChatTemplate(_template_text(tmp_path, settings)), [{"role": "user", "content": "Hi"}]
+    for own, tools in ((plain, None), (asked, [{"a": 1}, {}])):
+        assert both.render(messages, tools) == ChatTemplate(own).render(messages, tools)
+    del settings["chat_template"][1]
+    assert _template_text(tmp_path, settings) == plain
 
 
 def test_a_message_that_is_not_shown_cannot_be_continued():
