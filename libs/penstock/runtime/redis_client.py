@@ -68,9 +68,10 @@ def _client(url: str) -> Redis:
         return cast("Redis", cluster)  # it has the same commands
     if scheme == "redis+sentinel":
         return _behind_sentinels(rest)
-    from penstock.runtime.redis_pool import FewIdle
+    from penstock.runtime.redis_pool import MOST_CONNECTIONS, FewIdle
 
-    pool = FewIdle.from_url(url, socket_timeout=_PATIENCE_S, socket_connect_timeout=_PATIENCE_S)
+    times = {"socket_timeout": _PATIENCE_S, "socket_connect_timeout": _PATIENCE_S}
+    pool = FewIdle.from_url(url, max_connections=MOST_CONNECTIONS, **times)
     return Redis.from_pool(pool)
 
 

@@ -8,6 +8,8 @@ from redis.asyncio.connection import AbstractConnection, ConnectionPool
 from redis.exceptions import RedisError
 
 _IDLE = 4
+MOST_CONNECTIONS = 1 << 16
+"""Of a pool: redis-py refuses commands beyond a hundred at a time otherwise."""
 
 
 class FewIdle(ConnectionPool):

@@ -37,3 +37,10 @@ async def test_connections_go_when_a_crowd_has_gone(tmp_path):
         for _ in range(20):
             assert await asked(client.get("key 7")) == b"value"
         assert (await asked(client.info("stats")))["total_connections_received"] == before
+
+
+async def test_a_crowd_is_not_refused(tmp_path):
+    """redis-py's own bound is a hundred connections."""
+    async with redis_server(tmp_path) as server, open_redis("state", server.url) as client:
+        waiting = [asyncio.ensure_future(asked(client.blpop(["news"], timeout=1))) for _ in range(150)]
+        assert await asyncio.gather(*waiting) == [None] * 150

@@ -219,3 +219,18 @@ async def test_gateways_with_one_ledger_share_the_limits(opened, server, tmp_pat
             await create(model="tiny", messages=HELLO)
         with pytest.raises(openai.RateLimitError):
             await create(model="tiny", messages=HELLO)
+
+
+async def test_after_an_outage_nobody_owes_what_it_was_entitled_to(book):
+    """What came back meanwhile pays for what was taken meanwhile, before the rest is cut to a minute's."""
+    one = OneGateway(book, tokens_per_minute=6000)
+    assert one.admits()
+    one.limiter.spend("t", 1)
+    await one.told()
+    await book.redis.hincrby(_key("t"), "tokens:at", -100_000)  # the last round was 100 s ago
+    with one.limiter.one("t"):
+        pass
+    one.limiter.spend("t", 9000)
+    await one.told()
+    level = float(await book.redis.hget(_key("t"), "tokens"))
+    assert level == pytest.approx(6000, abs=100), "10000 have come back"

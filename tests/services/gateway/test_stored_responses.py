@@ -245,3 +245,15 @@ async def test_without_its_redis_a_gateway_still_answers(opened, tmp_path):
         async with open_redis_responses(server.url, BOUNDS) as store:
             with pytest.raises(Unavailable):
                 await store.get("one", "resp_a")
+
+
+async def test_a_count_that_has_lost_its_responses_is_mended(redis_url):
+    """A Redis that is full may let the lists go and keep the count."""
+    import redis.asyncio
+
+    async with redis.asyncio.Redis.from_url(redis_url) as client, open_redis_responses(redis_url, BOUNDS) as store:
+        await client.flushall()
+        await client.set("penstock:responses:bytes", 10**12)
+        await store.put("one", kept("a"))
+        await store.put("one", kept("b"))
+        assert await store.get("one", "resp_b") == kept("b")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from penstock.kv.client.link import AttachStream, Link, Method, RequestT, ResponseT, StoreFault
+from penstock.kv.identity import MAX_BATCH
 from penstock.runtime.tasks import Failed, end, start
 from penstock.v1 import kvstore_pb2
 
@@ -108,6 +109,7 @@ class Loans:
             with suppress(StoreFault):
                 if withdraw.numbers:
                     await self._link.call(attachment, self._link.rpc.Withdraw, withdraw)
+            with suppress(StoreFault):
                 await self._give_back(attachment, release, blocks)
 
     async def _give_back(
@@ -118,8 +120,9 @@ class Loans:
             answer = await link.call(attachment, link.rpc.Release, release)
             released = [*answer.released, *answer.device_released]
             link.stats.lapsed += len(released) - sum(released)
-        if blocks:
-            commit = kvstore_pb2.CommitRequest(attachment_id=attachment.attachment_id, blocks=blocks)
+        for begin in range(0, len(blocks), MAX_BATCH):
+            some = blocks[begin : begin + MAX_BATCH]
+            commit = kvstore_pb2.CommitRequest(attachment_id=attachment.attachment_id, blocks=some)
             await link.call(attachment, link.rpc.Commit, commit)
 
     async def close(self) -> None:

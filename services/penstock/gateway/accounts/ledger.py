@@ -92,7 +92,11 @@ class UsageLedger:
 
     async def learn_spent(self, tenants: Sequence[str]) -> None:
         """Reads what all have spent today, others' gateways too. Raises OSError."""
+        if not tenants:
+            return
         async with self._written:  # nothing of ours is on its way meanwhile
+            if self._writing:
+                return  # it failed, and may be there all the same: nobody knows how often it would count
             today = self._day()
             for tenant, written in zip(tenants, await self.book.spent(today, tenants), strict=True):
                 waiting = chain(self._writing.items(), self._waiting.items())

@@ -52,7 +52,7 @@ for at = 3, #ARGV, 5 do
   local told = tonumber(found[3] or '') or tonumber(ARGV[at + 4])
   redis.call('HSET', KEYS[1], mine, ARGV[at + 3])
   if level and since then
-    level = math.min(rate, level + math.max(0, now - since) * rate / 60000) - (taken - told)
+    level = math.min(rate, level + math.max(0, now - since) * rate / 60000 - (taken - told))
   else
     level = own
   end

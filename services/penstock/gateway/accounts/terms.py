@@ -87,8 +87,9 @@ class Terms:
     by_tenant: Mapping[str, Limits] = field(default_factory=dict)
 
     def price(self, model: str) -> Price:
-        """What this model's tokens cost."""
-        return self.prices.get(model) or self.prices.get(DEFAULT) or Price()
+        """What this model's tokens cost; with an adapter, MODEL:ADAPTER, as without where it has no price."""
+        names = (model, model.rpartition(":")[0], DEFAULT)
+        return next((self.prices[name] for name in names if name in self.prices), Price())
 
     def limits(self, tenant: str) -> Limits:
         """What this tenant may have."""

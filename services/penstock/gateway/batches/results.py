@@ -74,7 +74,8 @@ class LineResults:
                 if not written.done():
                     written.set_result(None)
             if self._changed and loop.time() - saved_at >= _SAVE_S:
-                await self.save()
+                with suppress(OSError):  # its counts; the lines are written
+                    await self.save()
                 saved_at = loop.time()
 
     @property

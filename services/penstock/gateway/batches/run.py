@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -150,7 +150,9 @@ class BatchRun:
         """Returns when the batch is to be cancelled."""
         batch = self._results.batch
         while True:
-            found = await self._shop.store.batch(batch.tenant, batch.id)
+            found = None
+            with suppress(OSError):  # as long as the claim holds, lines that are on their way are not given up
+                found = await self._shop.store.batch(batch.tenant, batch.id)
             if found is not None and found.status == "cancelling":
                 self._results.batch = replace(self._results.batch, cancelling_at=found.cancelling_at)
                 return True

@@ -411,7 +411,7 @@ class Completer:
         counts = of_request(
             usage.computed_tokens, usage.cached, usage.completion_tokens, reasoning=usage.reasoning_tokens
         )
-        self._ledger.add(completion.caller.tenant, completion.ask.model, counts)
+        self._ledger.add(completion.caller.tenant, self.name, counts)  # which a request need not name
         caller = completion.caller
         record = msgspec.json.encode(chronicle(completion, usage))
         self._past.add(caller.tenant, caller.request_id, completion.id, record)

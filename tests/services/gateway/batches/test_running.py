@@ -551,3 +551,24 @@ async def test_an_input_that_was_looked_at_is_run_whatever_the_bounds_are_now(pl
     async with place.gateway(most_bytes=100):
         found = await place.until(stopped)
     assert (found.status, found.failed) == ("expired", 2)
+
+
+async def test_a_store_that_is_away_for_a_look_costs_no_line(place, monkeypatch):
+    """The claim says whether the batch is run here."""
+    found, looks = place.store.batch, []
+
+    async def away(tenant, id):
+        looks.append(id)
+        if len(looks) < 5:
+            raise OSError("it does not answer")
+        return await found(tenant, id)
+
+    place.answers.let(0)
+    async with place.gateway():
+        batch = await place.begin(*lines("a", "b"))
+        await eventually(lambda: place.answers.running == 2)
+        monkeypatch.setattr(place.store, "batch", away)
+        await eventually(lambda: len(looks) > 6)
+        place.answers.let(2)
+        assert (await place.until(batch)).completed == 2
+    assert place.answers.asked == {"a": 1, "b": 1}

@@ -63,8 +63,9 @@ redis.call('INCRBY', root .. ':bytes:' .. tenant, size)
 local function many(set, bytes, count, most)
   return redis.call('ZCARD', set) > tonumber(count) or tonumber(redis.call('GET', bytes) or '0') > tonumber(most)
 end
-while many(mine, root .. ':bytes:' .. tenant, ARGV[7], ARGV[8]) do forget(oldest(mine)) end
-while many(all, root .. ':bytes', ARGV[9], ARGV[10]) do forget(oldest(all)) end
+while oldest(mine) and many(mine, root .. ':bytes:' .. tenant, ARGV[7], ARGV[8]) do forget(oldest(mine)) end
+while oldest(all) and many(all, root .. ':bytes', ARGV[9], ARGV[10]) do forget(oldest(all)) end
+if not oldest(all) then redis.call('DEL', root .. ':bytes') end
 """
 )
 _TAKE = (
