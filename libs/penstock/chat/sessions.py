@@ -21,6 +21,8 @@ from penstock.chat.prompt import SPLIT, Cut, Encoded, common_prefix
 from penstock.chat.resuming.rendered import Rendered
 from penstock.kv.identity import extend_keys
 
+_CHARS = 8
+"""That count as a token: more than tokens have."""
 MOST_BRANCHES = 8
 """Branches of one session; the one that was not continued for the longest time goes first."""
 
@@ -46,6 +48,13 @@ class Branch:
     rendered: Rendered = field(default_factory=Rendered)
     """The prompt's text, and what it was made of."""
     answer: Spoken | None = None
+    chars: int = 0
+    """Of all that the messages hold, whether the template shows it or not."""
+
+    @property
+    def size(self) -> int:
+        """Its tokens, or more of them where its messages hold much that no prompt shows."""
+        return max(len(self.ids), self.chars // _CHARS)
 
     @property
     def begun(self) -> Message | None:
@@ -172,7 +181,16 @@ def branch_of(encoded: Encoded, rendered: Rendered, earlier: Branch | None, root
     known: Sequence[bytes] = ()
     if earlier is not None and earlier.root == root:
         known = earlier.keys[: encoded.reused // block_size]
-    return Branch(encoded, root, extend_keys(root, known, encoded.ids, block_size), rendered)
+    keys, chars = extend_keys(root, known, encoded.ids, block_size), sum(map(_held, rendered.messages))
+    return Branch(encoded, root, keys, rendered, chars=chars)
+
+
+def _held(message: Message) -> int:
+    """Characters that a message holds."""
+    parts = sum(len(part) for part in message.parts if isinstance(part, str))
+    calls = sum(len(call.id) + len(call.name) + len(call.arguments) for call in message.calls)
+    texts = (message.content, message.reasoning, message.name, message.call_id)
+    return sum(map(len, texts)) + parts + calls
 
 
 @dataclass(slots=True)
@@ -208,7 +226,7 @@ class Sessions:
 
     def put(self, tenant: str, session: str, branch: Branch, *, replaces: Branch | None = None) -> None:
         """Adds a branch, in the place of the one that it continues."""
-        size = len(branch.ids)
+        size = branch.size
         if size > self._max_tenant_tokens or not self._max_sessions:
             return
         entry = self._entries.setdefault((tenant, session), _Session())
@@ -222,7 +240,7 @@ class Sessions:
             self._drop(next(iter(self._entries)))
 
     def _count(self, tenant: str, entry: _Session) -> None:
-        tokens = sum(len(branch.ids) for branch in entry.branches)
+        tokens = sum(branch.size for branch in entry.branches)
         gained, entry.tokens = tokens - entry.tokens, tokens
         self.tokens += gained
         self._by_tenant[tenant] = self._by_tenant.get(tenant, 0) + gained

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from threading import Lock
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.engine.errors import RequestRefused
 from penstock.engine.request import SamplingParams
@@ -49,6 +48,7 @@ class WordBans:
         self._texts = [word.text for word in self._words]
         self._first = frozenset(text[0] for text in self._texts)
         self._longest = max(map(len, self._texts))
+        self._longest_token = max(map(len, vocabulary.texts), default=0)
         held = [vocabulary.holding(word.text, before=word.before, behind=word.behind) for word in self._words]
         named = [vocabulary.controls[text] for text in self._texts if text in vocabulary.controls]
         self._always = np.unique(np.concatenate([*held, np.array([*always, *named], dtype=np.int64)]))
@@ -99,13 +99,15 @@ class WordBans:
         return banned
 
     def _behind(self, begun: bytes, joined: bool) -> frozenset[int]:
-        found: list[npt.NDArray[np.int64]] = []
+        rests: dict[tuple[bytes, bool], None] = {}
+        """What would complete a word, in one token."""
         for at in range(len(begun) + 1):
             joined = last_joins(begun[max(0, at - _LETTER) : at]) if at else joined
             for word in self._going_on(begun[at:]):
-                if not (word.before and joined):
-                    rest = word.text[len(begun) - at :]
-                    found.append(self._vocabulary.beginning(rest, behind=word.behind))
+                rest = word.text[len(begun) - at :]
+                if len(rest) <= self._longest_token and not (word.before and joined):
+                    rests[rest, word.behind] = None
+        found = [self._vocabulary.beginning(rest, behind=behind) for rest, behind in rests]
         banned = self._always_set.union(*(some.tolist() for some in found))
         return banned if len(banned) < len(self._vocabulary.texts) else frozenset()
 

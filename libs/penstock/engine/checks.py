@@ -20,6 +20,8 @@ MOST_BIASED = 1024
 """Tokens in one logit_bias."""
 MOST_BAD_WORDS = 256
 LONGEST_BAD_WORD = 256
+MOST_BAD_CHARACTERS = 8192
+"""Of all bad words together."""
 """Characters."""
 
 
@@ -137,6 +139,9 @@ def check_sampling(params: SamplingParams, vocab_size: int) -> None:
     _check_ids("banned_token_ids", params.banned_token_ids, vocab_size)
     if len(params.bad_words) > MOST_BAD_WORDS:
         reason = f"bad_words has {len(params.bad_words)} entries; at most {MOST_BAD_WORDS} are possible"
+        raise RequestRefused("bad_words", reason)
+    if sum(map(len, params.bad_words)) > MOST_BAD_CHARACTERS:
+        reason = f"bad_words: the strings must have at most {MOST_BAD_CHARACTERS} characters together"
         raise RequestRefused("bad_words", reason)
     if not all(0 < len(word) <= LONGEST_BAD_WORD for word in params.bad_words):
         raise RequestRefused("bad_words", f"bad_words: each string must have 1 to {LONGEST_BAD_WORD} characters")

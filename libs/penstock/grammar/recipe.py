@@ -24,6 +24,7 @@ Kind = Literal["schema", "object", "regex", "choice", "grammar", "tokens"]
 which it must be; a grammar in llguidance's Lark or in llama.cpp's GBNF; a JSON list of tokens, the only ones it has."""
 
 MAX_TEXT = 1 << 20
+_MOST_TOGETHER = 2 * MAX_TEXT
 """Characters of one schema or grammar."""
 MAX_CHOICES = 1_000
 MAX_CHOICE_CHARACTERS = 120_000
@@ -68,7 +69,9 @@ class Recipe:
         return self.parts[0][1].at if self.parts else "tools"
 
     def check_size(self) -> None:
-        """Raises InvalidRequest for a part that is too long to be looked at."""
+        """Raises InvalidRequest for parts that are too long to be looked at, each or together."""
+        if sum(len(part.text) for _, part in self.parts) + len(self.frame) > _MOST_TOGETHER:
+            raise _bad(self.at, f"must have at most {_MOST_TOGETHER} characters together", "schema_too_large")
         for _, part in self.parts:
             if len(part.text) > MAX_TEXT:
                 what = f"must have at most {MAX_TEXT} characters, not {len(part.text)}"

@@ -245,3 +245,15 @@ def test_a_continued_branch_gives_its_place_to_the_new_one():
         known.put("t", "s", branch(size))
     assert len(known.branches("t", "s")) == MOST_BRANCHES
     assert known.tokens == sum(len(each.ids) for each in known.branches("t", "s"))
+
+
+def test_what_no_prompt_shows_counts_as_well(model):
+    """A template may leave out most of what a client sends."""
+    hidden = Message("tool", "a", call_id="x" * 80_000)
+    one, _ = turn(model, [USER, hidden])
+    plain, _ = turn(model, [USER, Message("tool", "a")])
+    assert plain.size == len(plain.ids) < 1000 < one.size == (80_000 + one.chars % 80_000) // 8
+    sessions = Sessions(max_tokens=25_000, max_tenant_tokens=25_000)
+    for number in range(10):
+        sessions.put("t", str(number), one)
+    assert len(sessions) == 2 and sessions.tokens == 2 * one.size

@@ -110,6 +110,7 @@ def message(**fields) -> dict:
         (chat(stop=""), "stop"),
         (chat(stop="x" * 257), "stop"),
         (chat(stop=[1]), "stop[0]"),
+        (chat(bad_words=["x" * 200] * 41), "bad_words"),
         (chat(n=0), "n"),
         (chat(n=17), "n"),
         (chat(n=10**9), "n"),

@@ -133,7 +133,9 @@ async def test_all_pages_by_a_star(opened):
         assert answer.headers["access-control-allow-origin"] == "https://any.example"
 
 
-@pytest.mark.parametrize("origin", [PAGE, "null", "http://127.0.0.1:1", "http://evil.example:{port}", "file://"])
+@pytest.mark.parametrize(
+    "origin", [PAGE, "null", "http://127.0.0.1:1", "http://evil.example:{port}", "file://", "http://["]
+)
 async def test_without_keys_a_foreign_page_starts_nothing(setup, http, origin):
     """A browser sends such a request without asking first when its body is text/plain."""
     port = setup.url.rpartition(":")[2]

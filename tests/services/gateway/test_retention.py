@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import grpc
+import httpx2
 import pytest
 from openai import BadRequestError
 
@@ -121,6 +123,35 @@ async def test_too_many_marks_are_refused(setup) -> None:
     part = {"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}
     with pytest.raises(BadRequestError, match="at most 4"):
         await ask(setup, [{"role": "user", "content": [part] * 5}])
+
+
+MARK = {"cache_control": {"type": "ephemeral"}}
+MANY = [{"type": "text", "text": "x" * 200_000}, *[{"type": "text", "text": "y", **MARK}] * 1000]
+USER, SAID = {"role": "user", "content": MANY}, {"role": "assistant", "content": MANY}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [USER]}),
+        ("/v1/messages", {"messages": [USER]}),
+        ("/v1/messages", {"messages": [SAID]}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "Hi"}], "system": MANY}),
+        ("/v1/responses", {"input": [USER | {"content": [one | {"type": "input_text"} for one in MANY]}]}),
+    ],
+)
+async def test_marks_beyond_the_bound_take_no_memory(setup, path, body) -> None:
+    """Each stands for all the text before it."""
+    async with httpx2.AsyncClient(base_url=setup.url, timeout=30) as http:
+        tracemalloc.start()
+        try:
+            most = {} if "responses" in path else {"max_tokens": 5}
+            answer = await http.post(path, json={"model": MODEL, **most, **body})
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert answer.status_code == 400 and "at most 4" in answer.text
+    assert peak < 20 << 20, "a copy of the text for each would be 200 MB"
 
 
 async def test_over_grpc(setup) -> None:

@@ -87,6 +87,9 @@ class PythonArguments:
             meant = chr(int(self._escape[2:], 16))
         except (ValueError, OverflowError):
             return self._unescaped(self._escape)
+        if "\ud800" <= meant <= "\udfff":
+            self._escape = ""
+            return f"\\u{ord(meant):04x}"  # half of a pair is no text
         if meant.isprintable() or len(self._escape) != 6:
             return self._unescaped(meant)
         escape, self._escape = self._escape, ""

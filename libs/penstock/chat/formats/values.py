@@ -62,7 +62,7 @@ class PythonValues(Values):
             self.lines = list(dict.fromkeys(self.lines))
             return name
         shared = {key: schema[key] for key in _SHARED if key in schema}
-        each, size, written = len(json.dumps(shared)), 0, []
+        each, size, written, required = len(json.dumps(shared)), 0, [], _required(schema)
         for number, (key, value) in enumerate(members.items()):
             own = value
             if isinstance(value, Mapping) and '"$ref"' in json.dumps(value):
@@ -72,7 +72,7 @@ class PythonValues(Values):
                 raise InvalidRequest(what, field=at, code="schema_too_large")
             _check_name(key, _PYTHON_NAME, place(at, "properties"))
             self.parts[f"{name}v{number}"] = Part.schema(own, place(place(at, "properties"), key))
-            written.append((f"{literal(key + '=')} @{name}v{number}", key in _required(schema)))
+            written.append((f"{literal(key + '=')} @{name}v{number}", key in required))
         self.lines += [f"{name}: {name}m0", *_members(f"{name}m", written, ", ")]
         return name
 
@@ -175,12 +175,12 @@ class GemmaValues(Values):
             raise _invalid(place(at, "properties"), "must be an object")
         if not members:
             return "gemma_object"
-        written = []
+        written, required = [], _required(schema)
         for number, key in enumerate(sorted(members)):  # as the template prints them
             inside = place(place(at, "properties"), key)
             _check_name(key, _GEMMA_NAME, place(at, "properties"))
             value = self._value(f"{name}p{number}", members[key], inside, deep + 1)
-            written.append((f"{literal(key + ':')} {value}", key in _required(schema)))
+            written.append((f"{literal(key + ':')} {value}", key in required))
         self.lines += _members(f"{name}m", written, ",")
         if len(self.lines) > _MAX_RULES:
             what = f"{at}: makes more than {_MAX_RULES} rules, with the functions before it"
@@ -236,9 +236,9 @@ def _as_object(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     return schema if {"type", "$ref", "anyOf", "oneOf", "allOf"} & set(schema) else {**schema, "type": "object"}
 
 
-def _required(schema: Mapping[str, Any]) -> Sequence[str]:
+def _required(schema: Mapping[str, Any]) -> Collection[str]:
     required = schema.get("required")
-    return required if isinstance(required, list) else ()
+    return {key for key in required if isinstance(key, str)} if isinstance(required, list) else ()
 
 
 def _members(name: str, written: Sequence[tuple[str, bool]], comma: str) -> list[str]:

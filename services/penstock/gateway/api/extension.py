@@ -115,12 +115,15 @@ def keep_of(control: CacheControl, field: str, upto: Sequence[Message]) -> Keep:
     return Keep(ttl, tuple(upto))
 
 
+def check_marks(count: int) -> None:
+    """Raises InvalidRequest for too many marks. Whoever finds them asks before it takes up the text before one more."""
+    if count > bounds.MAX_MARKS:
+        raise InvalidRequest(f"messages: at most {bounds.MAX_MARKS} may have cache_control", field="messages")
+
+
 def keeps_of(messages: Sequence[Message], marks: Sequence[tuple[int, str | None, str, CacheControl]]) -> Iterator[Keep]:
     """The wishes of the marks; each is (number of its message, text up to it if it is inside, its place, the mark)."""
-    if len(marks) > bounds.MAX_MARKS:
-        raise InvalidRequest(
-            f"messages: at most {bounds.MAX_MARKS} may have cache_control, not {len(marks)}", field="messages"
-        )
+    check_marks(len(marks))
     for at, text, field, control in marks:
         upto = messages[: at + 1]
         if text is not None:  # a mark inside the content comes before the calls

@@ -12,6 +12,7 @@ from penstock.gateway.completing.prompts import MOST_TOKENS, has_pictures, weigh
 from penstock.gateway.completing.threads import Threads
 from penstock.gateway.completing.volatile import VolatileLines
 from penstock.gateway.request.ask import Conversation, check_token
+from penstock.gateway.request.bounds import check_count
 
 
 class Tokens:
@@ -31,12 +32,14 @@ class Tokens:
         return await self._threads.run(work, size)
 
     async def text(self, ids: Sequence[int]) -> str:
-        """The text of ids. Raises Unprocessable for an id that the model does not have."""
+        """The text of ids. Raises InvalidRequest for too many, Unprocessable for an id that the model does not have."""
+        check_count("tokens", len(ids), MOST_TOKENS)
         return await self._threads.run(partial(self._text, ids), len(ids))
 
-    def names(self, ids: Sequence[int]) -> list[str | None]:
+    async def names(self, ids: Sequence[int]) -> list[str | None]:
         """How the tokenizer writes each token; null where it has no such token."""
-        return [self._model.tokenizer.id_to_token(token) for token in ids]
+        name = self._model.tokenizer.id_to_token
+        return await self._threads.run(lambda: [name(token) for token in ids], len(ids))
 
     def _of(self, prompt: Conversation | str, special: bool) -> Sequence[int]:
         encoder = self._model.encoder
@@ -62,4 +65,5 @@ class Tokens:
     def _text(self, ids: Sequence[int]) -> str:
         for token in ids:
             check_token(token, self._model.vocab_size, "tokens")
-        return self._model.tokenizer.decode(list(ids), skip_special_tokens=False)
+        [text] = self._model.tokenizer.decode_batch([list(ids)], skip_special_tokens=False)  # without the GIL
+        return text

@@ -72,7 +72,7 @@ class Counting:
             "count": len(ids),
             "max_model_len": model.context,
             "tokens": ids,
-            "token_strs": tokens.names(ids) if body.return_token_strs else None,
+            "token_strs": await tokens.names(ids) if body.return_token_strs else None,
         }
 
     async def _detokenize(self, request: Request, tenant: str) -> Json:

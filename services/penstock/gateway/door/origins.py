@@ -56,5 +56,8 @@ class Origins:
 def _own(origin: str, host: str) -> bool:
     """Whether the page came from this gateway itself. Its name must be this machine's: any page can have a name that
     resolves to this machine later."""
-    parts = urlsplit(origin.lower())
+    try:
+        parts = urlsplit(origin.lower())
+    except ValueError:  # no address of a page
+        return False
     return parts.netloc == host.lower() and is_loopback(parts.hostname or "")

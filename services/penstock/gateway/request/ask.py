@@ -62,6 +62,9 @@ class Sampling:
             check("logit_bias", bias, f"logit_bias.{token}")
         check_count("stop_token_ids", len(self.stop_token_ids), bounds.MAX_STOP_TOKENS)
         check_texts("bad_words", self.bad_words, bounds.MAX_BAD_WORDS)
+        if sum(map(len, self.bad_words)) > bounds.MAX_BAD_CHARACTERS:
+            what = f"bad_words: the strings must have at most {bounds.MAX_BAD_CHARACTERS} characters together"
+            raise InvalidRequest(what, field="bad_words")
         if not all(map(str.strip, self.bad_words)):
             raise InvalidRequest("bad_words: each string must have more than white space", field="bad_words")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:

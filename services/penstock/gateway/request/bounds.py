@@ -45,6 +45,8 @@ BOUNDS = {
 }
 MAX_STOPS = 16
 MAX_BAD_WORDS = 256
+MAX_BAD_CHARACTERS = 8192
+"""Of all of them together."""
 MAX_TEXT = 256
 """Characters of a stop string, or of a bad word."""
 MAX_STOP_TOKENS = 64

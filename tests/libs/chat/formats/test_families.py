@@ -192,3 +192,10 @@ PLAIN = st.recursive(
 def test_gemma_values_become_json(arguments):
     [[_, text]] = parse(FORMATS["gemma"], f"<|tool_call>call:f{gemma(arguments)}<tool_call|>").calls
     assert json.loads(text) == arguments
+
+
+def test_half_a_pair_stays_an_escape():
+    """It is no text, and no client could be told of it."""
+    for written in ("\\U0000d800", "\\ud800"):
+        [[_, text]] = parse(FORMATS["llama-pythonic"], f'[f(x="{written}")]').calls
+        assert text == '{"x": "\\ud800"}'

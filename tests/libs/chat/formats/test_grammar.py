@@ -239,6 +239,14 @@ def test_definitions_that_have_no_end_or_are_too_many_are_refused(shared, first,
     assert error.value.code == code and error.value.field.startswith("tools[0].$defs")
 
 
+def test_names_that_are_required_many_times_are_looked_at_once():
+    inner: dict = {"type": "object"}
+    for _ in range(9):
+        inner = {"type": "object", "properties": {"a": inner}, "required": ["a"] * 50}
+    schema = {"type": "object", "properties": {"x": {"$ref": "#/$defs/d"}}, "$defs": {"d": inner}}
+    call_recipe(FORMATS["gemma"], CallRules(tools=[("tools[0]", Tool("h", "", schema))]), {})  # 50^9 looks else
+
+
 TYPES = {"type": "object", "properties": {"p": {"type": ["object", "object", "null"], "properties": {"q": {}}}}}
 
 

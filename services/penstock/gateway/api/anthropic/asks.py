@@ -20,7 +20,7 @@ from penstock.gateway.api.anthropic.bodies import (
     read_messages,
 )
 from penstock.gateway.api.constraints import output_format
-from penstock.gateway.api.extension import CacheControl, Extension, keeps_of
+from penstock.gateway.api.extension import CacheControl, Extension, check_marks, keeps_of
 from penstock.gateway.api.fields import decoded
 from penstock.gateway.api.nodes import Nodes
 from penstock.gateway.request import bounds
@@ -136,7 +136,9 @@ class Transcript:
             self._plain("system", blocks, f"{field}.content")
 
     def mark(self, field: str, control: CacheControl, text: str | None = None) -> None:
-        """Asks that all up to here is kept; `text` is that of the last message up to here, None for all of it."""
+        """Asks that all up to here is kept; `text` is that of the last message up to here, None for all of it. Raises
+        InvalidRequest for one too many."""
+        check_marks(len(self.marks) + 1)
         self.marks.append((len(self.messages) - 1, text, field, control))
 
     def mark_tools(self, field: str, control: CacheControl) -> None:
@@ -186,7 +188,7 @@ class Transcript:
     def _assistant(self, blocks: Sequence[ContentBlock], field: str) -> None:
         """One message: reasoning, then text, then calls, as templates expect it."""
         reasoning, content, calls = "", "", []
-        marks = []
+        marks: list[tuple[str, CacheControl, str | None]] = []
         for at, block in enumerate(blocks):
             place = f"{field}[{at}]"
             if block.type == "thinking":
@@ -196,6 +198,7 @@ class Transcript:
             elif block.type != "redacted_thinking":
                 content += _text(block, place)
             if block.cache_control is not None:
+                check_marks(len(self.marks) + len(marks) + 1)
                 text = content if block.type == "text" else None
                 marks.append((f"{place}.cache_control", block.cache_control, text))
         self.messages.append(Message("assistant", content, tuple(calls), reasoning=reasoning))

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from penstock.chat.messages import Call, Message, PictureLink
 from penstock.errors import InvalidRequest
-from penstock.gateway.api.extension import CacheControl, OpenAIExtension, keeps_of
+from penstock.gateway.api.extension import CacheControl, OpenAIExtension, check_marks, keeps_of
 from penstock.gateway.api.nodes import Nodes
 from penstock.gateway.api.openai.bodies import (
     ChatBody,
@@ -179,14 +179,20 @@ def message_of(body: MessageBody, at: int, nodes: Nodes) -> Message:
 
 
 def _marks(messages: Sequence[MessageBody]) -> Iterator[tuple[int, str | None, str, CacheControl]]:
-    """Every cache_control, in order; see `keeps_of`."""
+    """Every cache_control, in order; see `keeps_of`. Raises InvalidRequest where there are too many."""
+    found = 0
     for at, message in enumerate(messages):
-        text = ""
+        texts = []
         for number, part in enumerate(message.content if isinstance(message.content, list) else ()):
-            text += _part(part)
+            texts.append(_part(part))
             if part.cache_control is not None:
+                found += 1
+                check_marks(found)
+                text = "".join(texts)
                 yield at, text, f"messages[{at}].content[{number}].cache_control", part.cache_control
         if message.cache_control is not None:
+            found += 1
+            check_marks(found)
             yield at, None, f"messages[{at}].cache_control", message.cache_control
 
 

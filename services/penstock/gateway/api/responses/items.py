@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from penstock.chat.messages import Call, Message, PictureLink
 from penstock.errors import InvalidRequest
-from penstock.gateway.api.extension import CacheControl
+from penstock.gateway.api.extension import CacheControl, check_marks
 from penstock.gateway.api.nodes import Nodes
 from penstock.gateway.api.responses.bodies import InputItem, InputPart
 
@@ -53,6 +53,7 @@ class Dialogue:
             what = f"{field}.type: {kind[:40]!r} is not supported"
             raise InvalidRequest(what, field=f"{field}.type", code="unsupported_parameter")
         if item.cache_control is not None:
+            check_marks(len(self.marks) + 1)
             self.marks.append((len(self.messages) - 1, None, f"{field}.cache_control", item.cache_control))
 
     def _message(self, item: InputItem, field: str) -> None:
@@ -69,6 +70,7 @@ class Dialogue:
         for number, part in enumerate(item.content if isinstance(item.content, list) else ()):
             text += part.text or ""
             if part.cache_control is not None:
+                check_marks(len(self.marks) + 1)
                 place = f"{field}.content[{number}].cache_control"
                 self.marks.append((len(self.messages) - 1, text, place, part.cache_control))
 
