@@ -102,6 +102,7 @@ async def test_a_helper_that_a_grammar_made_necessary_starts_behind_others(monke
 
     monkeypatch.setattr(compiling._Helper, "ask", asked)
     monkeypatch.setattr(compiling._Helper, "recede", noted)
+    monkeypatch.setattr(compiling, "_PATIENCE", 300)  # whoever recedes gets little of a busy machine
     async with compiler(cpu_s=0.2) as found:
         with pytest.raises(InvalidRequest, match="too complex"):
             await found.grammar(hostile(), "one")
