@@ -20,9 +20,9 @@ MOST_BIASED = 1024
 """Tokens in one logit_bias."""
 MOST_BAD_WORDS = 256
 LONGEST_BAD_WORD = 256
+"""Characters."""
 MOST_BAD_CHARACTERS = 8192
 """Of all bad words together."""
-"""Characters."""
 
 
 @dataclass(frozen=True, slots=True)

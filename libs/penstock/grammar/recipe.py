@@ -24,8 +24,9 @@ Kind = Literal["schema", "object", "regex", "choice", "grammar", "tokens"]
 which it must be; a grammar in llguidance's Lark or in llama.cpp's GBNF; a JSON list of tokens, the only ones it has."""
 
 MAX_TEXT = 1 << 20
-_MOST_TOGETHER = 2 * MAX_TEXT
 """Characters of one schema or grammar."""
+_MOST_TOGETHER = 2 * MAX_TEXT
+"""Of all parts and the frame."""
 MAX_CHOICES = 1_000
 MAX_CHOICE_CHARACTERS = 120_000
 _SCHEMA: msgspec.json.Decoder[Any] = msgspec.json.Decoder()

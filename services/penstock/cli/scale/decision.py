@@ -46,6 +46,7 @@ _ENOUGH = 20
 _HURRY = 1.5
 """Workers that make up for what waits are at most so many times those that the load needs anyway."""
 _MOST_LEAVING = 1024
+"""Workers that are remembered as leaving, some of them away."""
 _WAITS = 0.5
 """Of the TTFT target, prompts may wait so long."""
 _WINDOW, _SHORT = 6, 2

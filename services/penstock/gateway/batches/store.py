@@ -13,6 +13,7 @@ import structlog
 from penstock.gateway.batches.records import StoredBatch, StoredFile
 
 _MOST_SAID = 1000
+"""Complaints that are remembered."""
 PIECE_BYTES = 1 << 18
 """Most bytes of a piece of a file."""
 _ID = re.compile(r"file-[0-9a-f]{24}[ae]?|batch_[0-9a-f]{24}")
