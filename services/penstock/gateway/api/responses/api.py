@@ -11,6 +11,7 @@ import structlog
 
 from penstock.errors import InvalidRequest, NotFound, Unavailable
 from penstock.gateway.api.inquiry import Apart, Json, Visit, encode
+from penstock.gateway.api.paging import paged
 from penstock.gateway.api.responses.asks import ResponseOrder, is_reference, read_order, response_ask
 from penstock.gateway.api.responses.bodies import InputItem, InputPart
 from penstock.gateway.api.responses.shapes import STYLE, ResponseShape
@@ -20,7 +21,6 @@ from penstock.gateway.request.ask import Ask
 
 _ID = re.compile(r"resp_[0-9a-f]{1,64}")
 _ITEM = re.compile(r"(?:msg|rs|fc)_([0-9a-f]{1,64})_[0-9]{1,9}")
-_NUMBER = re.compile(r"[0-9]{1,9}")
 _ITEMS = msgspec.json.Decoder(list[InputItem])
 
 
@@ -158,21 +158,10 @@ class StoredResponses:
 
 def page_of(kept: StoredResponse, query: Mapping[str, str]) -> Json:
     """A page of a response's own input items. Raises InvalidRequest for a wrong query."""
-    items = msgspec.json.decode(kept.items)
-    order, limit, after = query.get("order", "desc"), query.get("limit", "20"), query.get("after")
-    if order not in ("asc", "desc"):
-        raise InvalidRequest("order: must be asc or desc", field="order")
-    if not _NUMBER.fullmatch(limit) or not 1 <= int(limit) <= 100:
-        raise InvalidRequest("limit: must be between 1 and 100", field="limit")
-    ordered = items if order == "asc" else items[::-1]
-    if after is not None:
-        places = [at for at, item in enumerate(ordered) if item["id"] == after]
-        if not places:
-            raise InvalidRequest("after: is not the id of an input item", field="after")
-        ordered = ordered[places[0] + 1 :]
-    page = ordered[: int(limit)]
+    items: list[Json] = msgspec.json.decode(kept.items)
+    page, more = paged(items, query, lambda item: item["id"], most=100, usual=20)
     ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": "", "last_id": ""}
-    return {"object": "list", "data": page, **ends, "has_more": len(ordered) > len(page)}
+    return {"object": "list", "data": page, **ends, "has_more": more}
 
 
 def _unknown(id: str) -> NotFound:
