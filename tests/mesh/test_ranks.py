@@ -27,6 +27,8 @@ CASES = {
     "whole to stages": (TINY, WHOLE, STAGES),
     "stages to ranks": (TINY, STAGES, RANKS),
     "latent, ranks to both": (TINY_DEEPSEEK, RANKS, RANKS | STAGES),
+    "stages on other hosts to ranks": (TINY, STAGES, RANKS),
+    "latent, whole to both on other hosts": (TINY_DEEPSEEK, WHOLE, RANKS | STAGES),
 }
 
 
@@ -48,6 +50,7 @@ async def mesh(case, model, meshes):
         engine={**decode, "threads": 1},
         prefill_engine={"tp": 1, "pp": 1, **prefill},
         worker={"claim_s": 0},
+        stages_away="other hosts" in case,
     )
     async with meshes(options) as mesh:
         yield mesh
@@ -74,19 +77,26 @@ async def test_blocks_go_from_a_split_model_to_a_whole_one_and_back(mesh, model,
     assert len({worker.engine.spec for worker in mesh.workers}) == 1
 
 
-async def test_stream_outlives_a_killed_rank(meshes, http, tiny):
+@pytest.mark.parametrize("away", [False, True], ids=["rank", "what speaks for a stage on another host"])
+async def test_stream_outlives_a_killed(meshes, http, tiny, away):
     """Its worker leaves, and another one goes on."""
-    options = MeshSetup(model=tiny, aggregated=True, decode=2, engine={"tp": 2, "threads": 1})
-    long = replace(GREEDY, max_tokens=400)
+    split = {"pp": 2} if away else {"tp": 2}
+    options = MeshSetup(model=tiny, aggregated=True, decode=2, engine={**split, "threads": 1}, stages_away=away)
     async with meshes(options) as mesh:
-        text = prompt("outlives", 50)
-        running = asyncio.create_task(ask(http, mesh, text, long))
-        engines = [worker.engine for worker in mesh.workers]
-        await until(lambda: any(engine.stats().generated_tokens > 20 for engine in engines), "a stream")
-        [busy] = [served for served in mesh.decode if served.worker.engine.stats().running]
-        assert not running.done()
-        os.kill(busy.worker.engine._runner.ranks.pids[0], signal.SIGKILL)
-        async with asyncio.timeout(30):
-            await busy.worker.engine.lost.wait()
-            await busy.done.wait()
-            assert (await running).ids == await said(tiny, text, long)
+        await goes_on_elsewhere(mesh, http, tiny, lambda engine: os.kill(engine._runner.ranks.pids[0], signal.SIGKILL))
+
+
+async def goes_on_elsewhere(mesh, http, model, kill) -> None:
+    """A stream whose worker loses what computes with it."""
+    long = replace(GREEDY, max_tokens=400)
+    text = prompt("outlives", 50)
+    running = asyncio.create_task(ask(http, mesh, text, long))
+    engines = [worker.engine for worker in mesh.workers]
+    await until(lambda: any(engine.stats().generated_tokens > 20 for engine in engines), "a stream")
+    [busy] = [served for served in mesh.decode if served.worker.engine.stats().running]
+    assert not running.done()
+    kill(busy.worker.engine)
+    async with asyncio.timeout(30):
+        await busy.worker.engine.lost.wait()
+        await busy.done.wait()
+        assert (await running).ids == await said(model, text, long)

@@ -41,8 +41,8 @@ class EngineSettings:
     """Processes of this host that compute the model together, each with a part of every layer (tensor parallel). It
     must divide the number of attention heads."""
     pp: int = 1
-    """Stages among which the layers of the model are divided (pipeline parallel), each of `tp` processes of this host.
-    So many steps are computed at a time, of different requests."""
+    """Stages among which the layers of the model are divided (pipeline parallel), each of `tp` processes here or, with
+    a worker's `stage_hosts`, on another host. So many steps are computed at a time, of different requests."""
     ep: int = 1
     """Groups of the processes of a stage among which the experts of a model are divided, whole ones to each; the
     processes of a group divide each expert. It must divide their number, and that of the experts."""

@@ -24,6 +24,7 @@ from penstock.v1 import (
     kvstore_pb2,
     prefill_pb2,
     router_pb2,
+    stage_pb2,
 )
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ _WIRE = (
     kvstore_pb2,
     prefill_pb2,
     router_pb2,
+    stage_pb2,
 )
 
 WIRE = 1

@@ -25,7 +25,7 @@ import structlog
 
 from penstock.runtime.config import ConfigError
 
-MemberRole = Literal["gateway", "router", "worker", "store", "draft", "picker", "operator"]
+MemberRole = Literal["gateway", "router", "worker", "store", "draft", "stage", "picker", "operator"]
 """What a member may do; see `penstock.rpc.methods`. Workers may change between prefill and decode, so they have one."""
 ROLES: tuple[MemberRole, ...] = get_args(MemberRole)
 DOMAIN = "penstock.internal"

@@ -41,6 +41,7 @@ METHODS: Mapping[str, frozenset[MemberRole]] = {
     "/penstock.v1.Draft/Propose": _only("worker"),
     "/penstock.v1.Draft/Describe": _only("worker"),
     "/penstock.v1.Draft/Vocabulary": _only("worker"),
+    "/penstock.v1.Stage/Compute": _only("worker"),
     "/penstock.v1.KvStore/Attach": _READS,
     "/penstock.v1.KvStore/Lease": _READS,
     "/penstock.v1.KvStore/Release": _READS,

@@ -53,6 +53,9 @@ class WorkerConfig:
     """Address of this host's kvstore, host:port or unix:/path; empty: none, and everything is computed."""
     host_id: str = ""
     """Members with the same host id share memory; empty: this machine's id."""
+    stage_hosts: Addresses = ()
+    """Addresses of hosts that compute the stages of `pp` but the first, in their order, host:port or unix:/path, with
+    commas between them; on each runs `penstock stage` with the same model. Empty: all stages are on this host."""
     cores: str = ""
     """Cores on which the worker runs, such as 0-3 or 0,2; empty: any."""
     draft: str = "none"
@@ -99,7 +102,10 @@ class WorkerConfig:
         except ValueError as error:
             raise ConfigError("cores", self.cores, str(error)) from error
         addresses(self, "address")
-        address_lists(self, "router")
+        address_lists(self, "router", "stage_hosts")
+        if self.stage_hosts and len(self.stage_hosts) != self.engine.pp - 1:
+            right = f"must be one for each stage but the first: pp is {self.engine.pp}"
+            raise ConfigError("stage_hosts", ",".join(self.stage_hosts), right)
         optional_addresses(self, "advertise", "kvstore")
         optional_port_addresses(self, "metrics_address")
         if self.draft not in ("", "none"):

@@ -13,6 +13,7 @@ import grpc
 import structlog
 
 from penstock.engine.engine import Engine
+from penstock.engine.forward.model import load_model
 from penstock.engine.hooks import Drafter
 from penstock.engine.pictures.shown import ShownTiles
 from penstock.kv.client.client import StoreClient, open_store
@@ -30,6 +31,7 @@ from penstock.worker.lending import PageLending
 from penstock.worker.pictures import HeldPictures
 from penstock.worker.publishing import BlockPublisher, open_publisher
 from penstock.worker.rotation import in_rotation
+from penstock.worker.stages.speaking import stages_away
 from penstock.worker.stored import StoredKeys
 from penstock.worker.turns import shared_cores
 from penstock.worker.worker import Worker, stored_spec
@@ -75,10 +77,11 @@ async def open_worker(
     lends = config.lend and bool(config.kvstore) and role != router_pb2.ROLE_PREFILL and not config.seal
     settings = replace(config.engine, shared_pages=lends)
     member = MemberIdentity.of(config.member_tls, "worker")
+    away = stages_away(config.stage_hosts, config.member_tls)
     async with (
         open_channels(member) as channels,
         shared_cores(config.engine) as baton,
-        Engine.open(settings, drafter=drafter, baton=baton) as engine,
+        Engine.open(settings, drafter, partial(load_model, away=away), baton=baton) as engine,
     ):
         _say_loaded(engine)
         metrics.watch(lambda: _figures(engine))

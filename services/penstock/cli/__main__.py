@@ -20,6 +20,7 @@ _SERVICES = {
     "decode": "A worker that generates; with --role both it computes prompts too.",
     "kvstore": "Keeps computed prompts for the next turn.",
     "draft": "Proposes tokens that decode verifies.",
+    "stage": "Computes some layers of a model for a worker on another host.",
     "picker": "Tells an Envoy to which gateway a request goes.",
 }
 

@@ -20,7 +20,7 @@ from penstock.runtime.addresses import UnixPath, socket_address
 from penstock.v1 import checkup_pb2, checkup_pb2_grpc, router_pb2, router_pb2_grpc
 
 _CALL_S = 5.0
-_JOINING: Sequence[MemberRole] = ("worker", "store", "router", "draft", "gateway")
+_JOINING: Sequence[MemberRole] = ("worker", "store", "router", "draft", "stage", "gateway")
 """The roles of who may not have joined."""
 
 

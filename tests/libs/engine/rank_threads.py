@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from functools import partial
+from queue import SimpleQueue
 
 from penstock.engine.forward.following import follow
 from penstock.engine.forward.model import load_model
+from penstock.engine.ranks.hosting import host_stage
+from penstock.engine.ranks.speaking import speak
 
 
 class RankThread:
@@ -34,3 +38,58 @@ class RankThread:
 
 def in_threads(config, checkpoint):
     return load_model(config, checkpoint, RankThread)
+
+
+class Way:
+    """One side of a Distance between threads."""
+
+    def __init__(self, there, back):
+        self._there, self._back = there, back
+
+    def send(self, content):
+        self._there.put(content)
+
+    def receive(self):
+        content = self._back.get()
+        if content is None:
+            self._back.put(None)
+            raise EOFError
+        return content
+
+    def close(self):
+        self._there.put(None)
+        self._back.put(None)
+
+
+class StageThreads:
+    """What speaks for a stage, and its host, whose model is in another directory."""
+
+    def __init__(self, model, theirs):
+        self._socket = theirs.dup()
+        self.pid = os.getpid()
+        self.watched = os.eventfd(0)
+        one, other = SimpleQueue(), SimpleQueue()
+        self._jobs = [
+            threading.Thread(target=speak, args=(self._socket, Way(one, other)), daemon=True),
+            threading.Thread(target=host_stage, args=(Way(other, one), model, 1, RankThread), daemon=True),
+        ]
+        for job in self._jobs:
+            job.start()
+
+    def kill(self):
+        self._socket.shutdown(socket.SHUT_RDWR)
+
+    def end(self):
+        for job in self._jobs:
+            job.join()
+        self._socket.close()
+        os.close(self.watched)
+
+
+def on_hosts(model):
+    """As `in_threads`, with each stage but the first on a host of its own, which has `model`."""
+
+    def load(config, checkpoint):
+        return load_model(config, checkpoint, RankThread, [partial(StageThreads, model)] * (config.pp - 1))
+
+    return load

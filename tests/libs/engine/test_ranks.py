@@ -11,7 +11,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 import torch
-from tests.libs.engine.rank_threads import in_threads
+from tests.libs.engine.rank_threads import in_threads, on_hosts
 
 from penstock.checkpoint import CheckpointError, inspect
 from penstock.engine.config import EngineConfig
@@ -55,6 +55,14 @@ CASES = [(name, 2, 1, 1, True) for name in MODELS] + [
     ("mixtral", 2, 2, 2, False),
 ]
 """Ranks of a stage, groups of whole experts, stages, and whether there are kernels."""
+HOSTED = [
+    *((name, 1, 1, 2, True) for name in ("llama", "gemma", "mixtral", "deepseek", "llama 4")),
+    ("llama", 1, 1, 3, False),
+    ("llama", 2, 1, 2, True),
+    ("mixtral", 4, 2, 3, True),
+    ("mixtral", 2, 2, 2, False),
+]
+"""Likewise, with each stage but the first on another host."""
 
 
 def config_of(directory, **fields):
@@ -62,8 +70,11 @@ def config_of(directory, **fields):
     return EngineConfig(model=directory, **{**sizes, "draft_timeout_s": 30, "draft_always": True, **fields})
 
 
-@pytest.mark.parametrize(("name", "ranks", "groups", "stages", "kernels"), CASES)
-async def test_split_engine_says_the_same(tmp_path, kit, name, ranks, groups, stages, kernels):
+@pytest.mark.parametrize(
+    ("name", "ranks", "groups", "stages", "kernels", "away"),
+    [(*case, False) for case in CASES] + [(*case, True) for case in HOSTED],
+)
+async def test_split_engine_says_the_same(tmp_path, kit, name, ranks, groups, stages, kernels, away):
     """Logprobs to 1e-4 in float32: prompts in chunks, together, with a prefix that an engine in one process has
     computed, and with drafts; and that engine goes on from what the split one has computed."""
     directory = write_checkpoint(tmp_path / "model", MODELS[name])
@@ -76,7 +87,8 @@ async def test_split_engine_says_the_same(tmp_path, kit, name, ranks, groups, st
         alone = kit.Sink()
         said = await kit.read(whole, long, sink=alone)
     right = said.ids[:4]
-    async with Engine.open(replace(config, tp=ranks, ep=groups, pp=stages), wrong, in_threads) as split:
+    load = on_hosts(write_checkpoint(tmp_path / "there", MODELS[name])) if away else in_threads
+    async with Engine.open(replace(config, tp=ranks, ep=groups, pp=stages), wrong, load) as split:
         assert split.spec == whole.spec
         for found, wanted in zip(await kit.read_all(split, requests), expected, strict=True):
             kit.assert_same(found, wanted)

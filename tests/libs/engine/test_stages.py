@@ -85,7 +85,7 @@ def test_what_is_passed_on_has_room():
 
 
 def test_nobody_waits_for_a_stage_that_has_ended():
-    (first, _), (second, other) = pipes_between(2, 2)
+    (first, _), (second, other) = pipes_between([2, 2])
     first.tell()
     second.wait()
     other.wait()
@@ -94,7 +94,7 @@ def test_nobody_waits_for_a_stage_that_has_ended():
         second.wait()
     second.close()
     other.close()
-    (first, _), later = pipes_between(2, 2)
+    (first, _), later = pipes_between([2, 2])
     for one in later:
         one.close()
     with pytest.raises(RankLost):

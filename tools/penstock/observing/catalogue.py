@@ -21,6 +21,7 @@ from penstock.runtime.metrics import (
 )
 from penstock.runtime.request_metrics import STEP_TOKENS
 from penstock.runtime.token_metrics import TokenBuckets
+from penstock.stage.metrics import StageMetrics
 
 _HEAD = """# Metrics
 
@@ -69,6 +70,7 @@ def catalogue() -> Mapping[str, list[ExportedFamily]]:
         "prefill, decode": worker,
         "kvstore": store,
         "draft": draft,
+        "stage": StageMetrics(),
         "picker": PickerMetrics(),
         "scale": ScaleMetrics(),
     }

@@ -24,6 +24,8 @@ from penstock.router.config import RouterConfig
 from penstock.router.service import Router, open_router
 from penstock.rpc.channels import open_channels
 from penstock.rpc.identity import MemberIdentity, MemberRole
+from penstock.stage.config import StageConfig
+from penstock.stage.service import OpenStage, open_stage
 from penstock.v1 import router_pb2, router_pb2_grpc
 from penstock.worker.opening import ServedWorker
 from penstock.worker.worker import Worker
@@ -63,6 +65,8 @@ class MeshSetup:
     """Further fields of the settings of the workers' engines."""
     prefill_engine: dict[str, Any] = field(default_factory=dict)
     """Those of prefill workers, where they differ."""
+    stages_away: bool = False
+    """Whether each stage of a worker's model but the first is computed by a service of its own, as on another host."""
     worker: dict[str, Any] = field(default_factory=dict)
     """Further fields of the workers' settings."""
     store: dict[str, Any] = field(default_factory=dict)
@@ -83,6 +87,8 @@ class Mesh:
     decode: list[ServedWorker]
     draft: ServedDraft | None
     """The mesh's own draft service, where it has one."""
+    stages: list[OpenStage]
+    """Hosts of stages, in the order of the workers, those that prefill first."""
 
     @property
     def kvstore(self) -> KvStore:
@@ -142,13 +148,26 @@ async def open_mesh(options: MeshSetup) -> AsyncIterator[Mesh]:
                 found["engine"] = replace(found["engine"], draft_head="none")
             return found
 
+        stages: list[OpenStage] = []
+
+        async def staged(settings: dict[str, Any]) -> dict[str, Any]:
+            """A worker's settings, with hosts for its stages."""
+            if not options.stages_away or settings["engine"].pp == 1:
+                return settings
+            config = StageConfig(model=options.model, **shows("stage"))
+            own = [await stack.enter_async_context(open_stage(config)) for _ in range(settings["engine"].pp - 1)]
+            stages.extend(own)
+            return {**settings, "stage_hosts": tuple(stage.address for stage in own)}
+
         prefill = [
-            await stack.enter_async_context(open_prefill(PrefillConfig(**prefilling(number))))
+            await stack.enter_async_context(open_prefill(PrefillConfig(**await staged(prefilling(number)))))
             for number in range(0 if options.aggregated else options.prefill)
         ]
         role: Literal["decode", "both"] = "both" if options.aggregated else "decode"
         decode = [
-            await stack.enter_async_context(open_decode(DecodeConfig(role=role, draft=draft_address, **worker(number))))
+            await stack.enter_async_context(
+                open_decode(DecodeConfig(role=role, draft=draft_address, **await staged(worker(number))))
+            )
             for number in range(options.decode)
         ]
         settings = {"model_dir": options.model, "model_name": options.model_name, "router": routers}
@@ -159,7 +178,15 @@ async def open_mesh(options: MeshSetup) -> AsyncIterator[Mesh]:
             await wait_joined(address, len(prefill), len(decode), **shows("gateway"))
         async with gateway.view.changed, asyncio.timeout(30):
             await gateway.view.changed.wait_for(lambda: gateway.view.ready)
-        yield Mesh(gateway=gateway, router=router, kvstores=stores, prefill=prefill, decode=decode, draft=draft)
+        yield Mesh(
+            gateway=gateway,
+            router=router,
+            kvstores=stores,
+            prefill=prefill,
+            decode=decode,
+            draft=draft,
+            stages=stages,
+        )
 
 
 async def wait_joined(router: str, prefill: int, decode: int, member_tls: Path | None = None) -> None:

@@ -4,9 +4,7 @@ input. It computes what it is told until the other side ends.
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import socket
 import sys
 from collections.abc import Iterator, Sequence
@@ -33,14 +31,13 @@ from penstock.engine.kernels.cpu.meeting import SharedGroup
 from penstock.engine.pictures.shown import ShownRows
 from penstock.engine.ranks.group import RankGroup, TorchGroup, shared_layout, shared_room
 from penstock.engine.ranks.messages import Setup, StepListener, ToldAdapter, receive, send
+from penstock.engine.ranks.parent import with_parent
 from penstock.engine.ranks.place import RankStep
 from penstock.engine.ranks.stages import PassingRoom, Pipes
 from penstock.engine.ranks.window import PageWindow
 from penstock.engine.step.batch import Rows
 from penstock.engine.step.memory import PageMemory
 from penstock.kv.bytes.arena import Layout
-
-_PR_SET_PDEATHSIG = 1
 
 
 class Following:
@@ -182,8 +179,7 @@ def _load_adapter(told: ToldAdapter, place: Following, runner: Runner, listener:
 
 def main() -> None:
     """Follows the process whose socket is the standard input."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal; the other side decides
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    with_parent()
     with socket.socket(fileno=os.dup(0)) as lead:
         try:
             follow(lead)

@@ -15,7 +15,8 @@ from penstock.engine.forward.balance import stage_layers
 from penstock.engine.forward.redundancy import expert_copies
 from penstock.engine.forward.runner import CACHE, BegunStep, Runner
 from penstock.engine.models.packed import PackedWeights
-from penstock.engine.ranks.lead import Launch, Lead
+from penstock.engine.ranks.followers import Launch
+from penstock.engine.ranks.lead import Lead
 from penstock.engine.sampling.choice import Chosen
 from penstock.engine.step.memory import PageMemory
 from penstock.engine.step.run import Run
@@ -98,11 +99,14 @@ def set_threads(threads: int) -> None:
     torch.set_num_threads(threads or available_cores())
 
 
-def load_model(config: EngineConfig, checkpoint: Checkpoint, launch: Launch | None = None) -> tuple[Runner, KvSpec]:
-    """The model and the name of its KV. `launch` starts other ranks; None: as processes. Raises CheckpointError,
-    ConfigError, and RankLost when another rank can't load its part."""
+def load_model(
+    config: EngineConfig, checkpoint: Checkpoint, launch: Launch | None = None, away: Sequence[Launch] = ()
+) -> tuple[Runner, KvSpec]:
+    """The model and the name of its KV. `launch` starts other ranks; None: as processes. `away` start what speaks for
+    the stages but the first, where these are on other hosts. Raises CheckpointError, ConfigError, and RankLost when
+    another rank can't load its part."""
     split = config.tp > 1 or config.pp > 1
-    runner = _in_ranks(checkpoint, config, launch) if split else Runner(checkpoint, config)
+    runner = _in_ranks(checkpoint, config, launch, away) if split else Runner(checkpoint, config)
     token, tokens = runner.memory.block_bytes // config.block_size, config.pages * config.block_size
     _log.info("KV of %d tokens fits: %d bytes each in %s, %.0f MiB", tokens, token, config.kv, tokens * token / 2**20)
     spec = KvSpec(
@@ -116,7 +120,7 @@ def load_model(config: EngineConfig, checkpoint: Checkpoint, launch: Launch | No
     return runner, spec
 
 
-def _in_ranks(checkpoint: Checkpoint, config: EngineConfig, launch: Launch | None) -> Runner:
+def _in_ranks(checkpoint: Checkpoint, config: EngineConfig, launch: Launch | None, away: Sequence[Launch]) -> Runner:
     """Rank 0 of several, when all have loaded."""
     kept = CACHE[config.kv]
     memory = PageMemory(checkpoint.config, config.pages, config.block_size, kept, torch.device("cpu"), shared=True)
@@ -129,6 +133,7 @@ def _in_ranks(checkpoint: Checkpoint, config: EngineConfig, launch: Launch | Non
         stages=stages,
         copies=expert_copies(checkpoint, config),
         launch=launch,
+        away=away,
     )
     try:
         runner = Runner(lead.checkpoint, config, lead)

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import logging
-import os
 import shutil
-import socket
-import subprocess
-import sys
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Protocol
 
-import msgspec
 from torch import Tensor
 
 from penstock.checkpoint import (
@@ -37,37 +31,16 @@ from penstock.engine.errors import RankLost
 from penstock.engine.kernels.cpu.build import NotBuilt
 from penstock.engine.kernels.cpu.meeting import SharedGroup
 from penstock.engine.pictures.shown import ShownRows
+from penstock.engine.ranks.followers import STEP_S, Follower, Launch, RankProcess
 from penstock.engine.ranks.group import RankGroup, TorchGroup, shared_layout, shared_room
-from penstock.engine.ranks.messages import Setup, SharedMemory, StepTeller, receive, send, settings_of
+from penstock.engine.ranks.messages import Setup, SharedMemory, StepTeller, settings_of
 from penstock.engine.ranks.place import RankStep
-from penstock.engine.ranks.stages import PassingRoom, Pipes, pieces_of, pipes_between
+from penstock.engine.ranks.stages import PassingRoom, pieces_of, pipes_between
 from penstock.engine.ranks.window import PageWindow
 from penstock.engine.step.batch import Rows
+from penstock.engine.step.changes import PageChanges
 from penstock.engine.step.memory import PageMemory
 from penstock.kv.bytes.arena import Arena, Layout
-
-_FOLLOWER = "penstock.engine.forward.following"
-_LOAD_S = 1800.0
-"""Seconds that a rank may take to load its part."""
-_STEP_S = 90.0
-"""Seconds for which rank 0, which has computed its part of a step, waits for another one to be done with it."""
-_END_S = 5.0
-_log = logging.getLogger(__name__)
-
-
-class Follows(Protocol):
-    """What follows: a RankProcess, or a stand-in in tests."""
-
-    pid: int
-    watched: int
-
-    def kill(self) -> None: ...
-
-    def end(self) -> None: ...
-
-
-Launch = Callable[[socket.socket], Follows]
-"""Starts what follows, which reads this socket."""
 
 
 class ComputesPieces(Protocol):
@@ -118,10 +91,12 @@ class Lead:
         stages: Sequence[range],
         copies: ExpertCopies | None = None,
         launch: Launch | None = None,
+        away: Sequence[Launch] = (),
     ) -> None:
         """Starts the processes, which load their parts meanwhile. `memory` is shared; `stages` are the layers of
-        each; `copies` are those of experts."""
-        assert memory.arena is not None
+        each; `copies` are those of experts. `away` start what speaks for the stages but the first, where these are on
+        other hosts; none: all are here."""
+        assert memory.arena is not None and len(away) in (0, len(stages) - 1)
         whole, ranks = checkpoint.config, config.tp
         self.vocab_size = whole.vocab_size
         self.stages, self.alone = len(stages), ranks == 1
@@ -144,7 +119,8 @@ class Lead:
         self._arenas: list[Arena] = []
         self.shared: SharedGroup | None = None
         """Where the ranks of its stage add what they compute; None: by torch.distributed, or there is one."""
-        sums = self._share(whole, config)
+        here = 1 if away else self.stages
+        sums = [*self._share(whole, config, here), *[None] * (self.stages - here)]
         self._group: RankGroup | None = self.shared
         self._lost: RankLost | None = None
         self._directory = Path(tempfile.mkdtemp(prefix="penstock-ranks-"))
@@ -156,11 +132,15 @@ class Lead:
             self._states, self._logits = room.views(arena.slots())
             self._places = [*range(room.places)]
             """Free ones."""
-        pipes = pipes_between(self.stages, ranks)
+        memory.changes = PageChanges() if away else None
+        speaking = [ranks, *(1 if away else ranks for _ in stages[1:])]
+        """Followers of each stage, rank 0 of all among them."""
+        pipes = pipes_between(speaking)
         self._pipes = pipes[0][0]
-        self._followers: list[_Follower] = []
+        self._followers: list[Follower] = []
         try:
-            for stage, rank in [(stage, rank) for stage in range(self.stages) for rank in range(ranks)][1:]:
+            for stage, rank in [(stage, rank) for stage, count in enumerate(speaking) for rank in range(count)][1:]:
+                tells = 0 if rank or stage + 1 == self.stages else speaking[stage + 1]
                 setup = Setup(
                     rank,
                     ranks,
@@ -173,24 +153,26 @@ class Lead:
                     self._passing,
                     self._meeting(stage),
                     copies,
+                    tells,
                 )
-                self._followers.append(_Follower(setup, pipes[stage][rank], launch or RankProcess))
+                starts = away[stage - 1] if away and stage else launch or RankProcess
+                self._followers.append(Follower(setup, pipes[stage][rank], starts))
         except BaseException:
             for pipe in (pipe for own in pipes for pipe in own):
                 pipe.close()
             self.close()
             raise
 
-    def _share(self, model: ModelConfig, config: EngineConfig) -> list[SharedMemory | None]:
-        """Where the ranks of each stage add what they compute."""
+    def _share(self, model: ModelConfig, config: EngineConfig, stages: int) -> list[SharedMemory | None]:
+        """Where the ranks of each stage of this host add what they compute."""
         if not config.kernels or config.tp == 1:
-            return [None] * self.stages
+            return [None] * stages
         room = shared_room(model, config)
-        arenas = [self._arena(shared_layout(config.tp, room)) for _ in range(self.stages)]
+        arenas = [self._arena(shared_layout(config.tp, room)) for _ in range(stages)]
         try:
             self.shared = SharedGroup(arenas[0].slots(), 0, self._columns, room)
         except NotBuilt:
-            return [None] * self.stages
+            return [None] * stages
         return [SharedMemory.of(arena) for arena in arenas]
 
     def _arena(self, layout: Layout) -> Arena:
@@ -216,7 +198,7 @@ class Lead:
         """Returns when all ranks have loaded and can compute. Raises RankLost."""
         for follower in self._followers:
             follower.done()
-            follower.patience(_STEP_S)
+            follower.patience(STEP_S)
         if self._group is None and len(self._columns) > 1:
             self._group = TorchGroup(self._meeting(0), 0, self._columns)
 
@@ -245,12 +227,12 @@ class Lead:
         """Has a step computed by all stages, in pieces, and returns when the first has. There are as many steps on
         their way as stages at most. Raises as `step`."""
         pieces = [(piece, first.takes(piece), first.rows_shown(piece)) for piece in pieces_of(order, self.stages)]
-        row = 0
+        row, changes = 0, self.memory.changes
         with self._together():
             passed = Passed(self._places.pop())
             for piece, compiled, shown in pieces:
                 at = (passed.place, row, passed.samples)
-                message = partial(self._teller.tell, piece, compiled, at=at, shown=shown)
+                message = partial(self._teller.tell, piece, compiled, at=at, shown=shown, changes=changes)
                 passed.told.append(self._tell(message, shown))
                 states = first.compute_piece(piece, compiled, shown)
                 self._states[0, passed.place, row : row + len(states)] = states
@@ -344,80 +326,3 @@ class Lead:
             arena.close()
         self._arenas.clear()
         shutil.rmtree(self._directory, ignore_errors=True)
-
-
-class RankProcess:
-    """A process that follows. Made with the socket that it reads; whoever made it closes that."""
-
-    def __init__(self, theirs: socket.socket) -> None:
-        command = [sys.executable, "-P", "-m", _FOLLOWER]  # without the working directory, which -m else puts first
-        self._popen = subprocess.Popen(command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL)
-        self.pid = self._popen.pid
-        self.watched = os.pidfd_open(self.pid)
-        """A file that can be read as soon as the process has ended."""
-
-    def kill(self) -> None:
-        """Ends it at once. Callable from any thread."""
-        self._popen.kill()
-
-    def end(self) -> None:
-        """Waits until it has ended: its socket is closed."""
-        try:
-            self._popen.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            self._popen.kill()
-            self._popen.wait()
-        os.close(self.watched)
-
-
-class _Follower:
-    """A rank, and the socket to it."""
-
-    def __init__(self, setup: Setup, pipes: Pipes, launch: Launch) -> None:
-        self.stage = setup.stage
-        self._socket, theirs = socket.socketpair()
-        self._socket.settimeout(_LOAD_S)
-        with theirs:
-            self.process = launch(theirs)
-        try:
-            send(self._socket, msgspec.msgpack.encode(setup))
-            pipes.send(self._socket)
-        except OSError as error:  # it is noticed when it should have loaded
-            _log.debug("a process that computes a part of the model has ended at once: %s", error)
-        finally:
-            pipes.close()
-
-    def patience(self, seconds: float) -> None:
-        """How long it may take from now on."""
-        self._socket.settimeout(seconds)
-
-    def tell(self, message: bytes) -> None:
-        """Raises RankLost."""
-        try:
-            send(self._socket, message)
-        except OSError as error:
-            raise _ended(error) from error
-
-    def done(self) -> None:
-        """Waits until it has loaded, or computed what it was told. Raises RankLost, also when it could not."""
-        if answer := self.answer():
-            raise RankLost(answer)
-
-    def answer(self) -> str:
-        """Waits until it has done what it was told: why it could not, or nothing. Raises RankLost."""
-        try:
-            return receive(self._socket).decode()
-        except (EOFError, OSError) as error:
-            raise _ended(error) from error
-
-    def leave(self) -> None:
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-
-    def end(self) -> None:
-        self.process.end()
-        self._socket.close()
-
-
-def _ended(error: Exception) -> RankLost:
-    return RankLost(f"a process that computes a part of the model has ended: {error}")

@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from penstock.checkpoint import ExpertCopies
-from penstock.engine.config import EngineConfig
+from penstock.checkpoint import ExpertCopies, KvForm
+from penstock.engine.config import EngineConfig, kv_token_bytes
 from penstock.engine.layers.adapters import AdapterWeights
 from penstock.engine.pictures.shown import ShownRows
 from penstock.engine.step.batch import Rows
+from penstock.engine.step.changes import PageChanges
 from penstock.engine.step.pictures import PictureRows, Stretch, Turning
 from penstock.kv.bytes.arena import Arena, ArenaMap, Layout
 from penstock.runtime.exactly import receive_exactly
@@ -62,12 +63,17 @@ class Setup(msgspec.Struct, frozen=True):
     """A file in a private directory, by which they find each other then."""
     copies: ExpertCopies | None = None
     """See Rank."""
+    tells: int = 0
+    """Pipes to which it writes, one for each rank of the next stage."""
 
     @property
     def pipes(self) -> int:
         """How many it gets, see stages."""
-        last = self.stage + 1 == len(self.stages)
-        return (self.stage > 0) + (self.ranks if self.rank == 0 and not last else 0)
+        return (self.stage > 0) + self.tells
+
+    def page_bytes(self, layers: int, form: KvForm) -> int:
+        """Of a page of the whole model."""
+        return kv_token_bytes(self.engine.kv, layers, form) * self.engine.block_size
 
     @property
     def engine(self) -> EngineConfig:
@@ -108,6 +114,10 @@ class ToldStep(msgspec.Struct, array_like=True, tag="step"):
     """Of several stages: the place in which the step is passed on, and the first row and sample of it there."""
     shown: list[int]
     """Rows that have embeddings of pictures. To the ranks of the first stage these come in the next message."""
+    written: list[int] = []
+    """Pages that rank 0 has written since the step before, for stages that have other memory."""
+    cleared: list[int] = []
+    """Likewise, of zeros."""
 
 
 class ToldAdapter(msgspec.Struct, array_like=True, tag="adapter"):
@@ -171,6 +181,7 @@ class StepTeller:
         *,
         at: tuple[int, int, int] = (0, 0, 0),
         shown: ShownRows | None = None,
+        changes: PageChanges | None = None,
     ) -> bytes:
         """The message of a step."""
         runs, known = [], set()
@@ -183,42 +194,59 @@ class StepTeller:
             runs.append(ToldRun(run.ids, run.start, run.samples, run.table, len(run.pages), pages, adapter, turns))
         self._known = known
         rows = [] if shown is None else shown.rows.tolist()
-        return self._encoder.encode(ToldStep(runs, compiled, forgotten, at, rows))
+        written, cleared = ([], []) if changes is None else changes.take()
+        return self._encoder.encode(ToldStep(runs, compiled, forgotten, at, rows, written, cleared))
+
+
+class TableListener:
+    """Reads messages, and says of each run which pages it has."""
+
+    def __init__(self) -> None:
+        self._known: dict[_Name, list[int]] = {}
+        self._decoder: msgspec.msgpack.Decoder[ToldStep | ToldAdapter] = msgspec.msgpack.Decoder(ToldStep | ToldAdapter)
+
+    def hear(self, message: bytes | bytearray) -> tuple[ToldStep, list[list[int]]] | ToldAdapter:
+        """A step with the pages of each run, or the adapter that is to be loaded."""
+        told = self._decoder.decode(message)
+        if isinstance(told, ToldAdapter):
+            return told
+        known: dict[_Name, list[int]] = {}
+        tables = []
+        for run in told.runs:
+            name = (*run.table, run.length)
+            known[name] = pages = self._known[name] if run.pages is None else run.pages
+            tables.append(pages)
+        self._known = known
+        return told, tables
 
 
 class StepListener:
     """Turns messages into steps, and has the adapters that these name."""
 
     def __init__(self) -> None:
-        self._known: dict[_Name, list[int]] = {}
+        self._tables = TableListener()
         self._adapters: dict[str, AdapterWeights] = {}
-        self._decoder: msgspec.msgpack.Decoder[ToldStep | ToldAdapter] = msgspec.msgpack.Decoder(ToldStep | ToldAdapter)
 
     def hear(self, message: bytes | bytearray) -> FollowedStep | ToldAdapter:
         """A step, or the adapter that is to be loaded: `keep` takes it then."""
-        told = self._decoder.decode(message)
+        heard = self._tables.hear(message)
+        told = heard if isinstance(heard, ToldAdapter) else heard[0]
         for fingerprint in told.forgotten:
             self._adapters.pop(fingerprint, None)
-        if isinstance(told, ToldAdapter):
-            return told
-        return FollowedStep(self._runs(told), told.compiled, told.at, told.shown)
+        if isinstance(heard, ToldAdapter):
+            return heard
+        told, tables = heard
+        runs = [self._run(run, pages) for run, pages in zip(told.runs, tables, strict=True)]
+        return FollowedStep(runs, told.compiled, told.at, told.shown)
 
     def keep(self, adapter: AdapterWeights) -> None:
         """Steps may name it from now on."""
         self._adapters[adapter.fingerprint] = adapter
 
-    def _runs(self, told: ToldStep) -> list[PlainRows]:
-        runs: list[PlainRows] = []
-        known: dict[_Name, list[int]] = {}
-        for run in told.runs:
-            name = (*run.table, run.length)
-            pages = self._known[name] if run.pages is None else run.pages
-            known[name] = pages
-            adapter = self._adapters[run.adapter] if run.adapter else None
-            turning = Turning(run.stretches) if run.stretches else None
-            runs.append(PlainRows(run.ids, run.start, run.samples, run.table, pages, adapter, turning=turning))
-        self._known = known
-        return runs
+    def _run(self, run: ToldRun, pages: list[int]) -> PlainRows:
+        adapter = self._adapters[run.adapter] if run.adapter else None
+        turning = Turning(run.stretches) if run.stretches else None
+        return PlainRows(run.ids, run.start, run.samples, run.table, pages, adapter, turning=turning)
 
 
 def send(to: socket.socket, content: bytes) -> None:

@@ -120,12 +120,12 @@ class Pipes:
         self._source, self._to = None, ()
 
 
-def pipes_between(stages: int, ranks: int) -> list[list[Pipes]]:
-    """Of each rank of each stage."""
-    reads: list[list[int | None]] = [[None] * ranks]
+def pipes_between(speaking: Sequence[int]) -> list[list[Pipes]]:
+    """Of each rank of each stage, of which there are so many in each."""
+    reads: list[list[int | None]] = [[None] * speaking[0]]
     writes: list[list[int]] = []
-    for _ in range(stages - 1):
-        pairs = [os.pipe() for _ in range(ranks)]
+    for count in speaking[1:]:
+        pairs = [os.pipe() for _ in range(count)]
         reads.append([source for source, _ in pairs])
         writes.append([to for _, to in pairs])
     writes.append([])

@@ -23,6 +23,7 @@ from torch.utils.dlpack import from_dlpack
 
 from penstock.checkpoint import ModelConfig
 from penstock.engine.hooks import Copy, Source
+from penstock.engine.step.changes import PageChanges
 from penstock.engine.step.int8_kv import SCALE_BYTES, from_rows, to_rows
 from penstock.kv.bytes.arena import Arena, Layout
 from penstock.kv.device.leased import PoolLease
@@ -125,6 +126,8 @@ class PageMemory:
         self._arena = memory.arena(math.prod(shape) * dtype.itemsize) if memory is not None else None
         self.arena: Arena | None = None
         """The pages as others map them, if they can; slot i is page i."""
+        self.changes: PageChanges | None = None
+        """Told of what is written here outside of steps, where somebody has to know."""
         if content is not None:
             self.data = torch.frombuffer(content, dtype=dtype).view(shape)
         elif self._arena is None and shared and device.type == "cpu":
@@ -205,6 +208,8 @@ class PageMemory:
     def clear(self, page: int) -> None:
         """Zeroes a page: its last owner may have been another tenant, and may have left NaN in it."""
         self.data[page].zero_()
+        if self.changes is not None:
+            self.changes.cleared(page)
 
     def copy_rows(self, source: int, page: int, rows: int) -> None:
         """Makes the first `rows` tokens of `page` those of `source`, and zeroes the others as `clear` does. Call it in
@@ -212,6 +217,8 @@ class PageMemory:
         kept = self.data[page]
         kept[:, :, :rows] = self.data[source, :, :, :rows]
         kept[:, :, rows:] = 0
+        if self.changes is not None:
+            self.changes.written([page])
 
     def view(self, page: int) -> memoryview:
         """The page's bytes, read-only: the page itself on the CPU, a copy otherwise."""
@@ -232,6 +239,12 @@ class PageMemory:
 
         The interpreter lock is free while large ones are copied. No source is read after the call has returned.
         """
+        good = self._write(pages, blocks, copy)
+        if self.changes is not None:
+            self.changes.written(pages[:good])
+        return good
+
+    def _write(self, pages: Sequence[int], blocks: Sequence[Source], copy: Copy | None) -> int:
         if self._copies is not None:
             return self._copies.write(pages, blocks, copy)
         on_device = self._write_on_device(pages, blocks)

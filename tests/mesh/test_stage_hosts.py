@@ -1,0 +1,190 @@
+"""A model whose second stage another host computes: processes that die, certificates, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import grpc
+import pytest
+
+from penstock.cli import authority
+from penstock.engine.config import EngineConfig
+from penstock.engine.engine import Engine
+from penstock.engine.errors import EngineClosed, EngineError
+from penstock.engine.forward.model import load_model
+from penstock.engine.ranks.distance import ENCODER, Answered
+from penstock.engine.request import Request, SamplingParams
+from penstock.errors import Forbidden, Refused
+from penstock.rpc.channels import open_channels
+from penstock.rpc.checkup import own_version
+from penstock.rpc.errors import from_rpc
+from penstock.rpc.identity import MemberIdentity
+from penstock.runtime.config import ConfigError
+from penstock.stage.config import StageConfig
+from penstock.stage.service import open_stage
+from penstock.testing.checkpoints import TinyModel, write_checkpoint
+from penstock.testing.mesh import MeshSetup
+from penstock.v1 import stage_pb2, stage_pb2_grpc
+from penstock.worker.config import WorkerConfig
+from penstock.worker.stages.speaking import stages_away
+
+from .support import GREEDY, ask, process, prompt, until
+
+LONG = SamplingParams(max_tokens=900, temperature=0.0, ignore_eos=True)
+
+
+def opened(model, *hosts, member_tls=None):
+    """An engine whose stages but the first are computed by these hosts."""
+    config = EngineConfig(model=model, kv_pool_tokens=4096, threads=1, pp=1 + len(hosts))
+    return Engine.open(config, load=partial(load_model, away=stages_away(hosts, member_tls)))
+
+
+async def said(engine, tokens, sampling=GREEDY):
+    request = Request("r", tokens, sampling)
+    return [token.token async for update in engine.generate(request) for token in update.tokens]
+
+
+@pytest.fixture
+async def plain(tiny):
+    async with Engine.open(EngineConfig(model=tiny, kv_pool_tokens=4096)) as engine:
+        yield await said(engine, prompt("hosts", 150))
+
+
+async def test_a_host_that_is_killed_takes_its_worker_out(tiny, plain):
+    """Within a second: what runs fails and goes on elsewhere. A host that is there again computes for the next."""
+    async with process("stage", "--model", str(tiny)) as (address, pid):
+        async with opened(tiny, address) as engine:
+            assert await said(engine, prompt("hosts", 150)) == plain
+            stream = engine.generate(Request("long", prompt("hosts", 20), LONG))
+            await anext(stream)
+            os.kill(pid, signal.SIGKILL)
+            async with asyncio.timeout(1):
+                with pytest.raises(EngineClosed):
+                    async for _ in stream:
+                        pass
+                await engine.lost.wait()
+    async with process("stage", "--model", str(tiny)) as (address, _), opened(tiny, address) as engine:
+        assert await said(engine, prompt("hosts", 150)) == plain
+
+
+async def test_a_rank_that_is_killed_there_takes_the_worker_out(tiny):
+    """Also while nothing runs."""
+    async with process("stage", "--model", str(tiny)) as (address, pid), opened(tiny, address) as engine:
+        (rank,) = ranks(pid)
+        os.kill(rank, signal.SIGKILL)
+        async with asyncio.timeout(2):
+            await engine.lost.wait()
+
+
+def ranks(pid):
+    """The processes of a host that compute its stage."""
+    found = []
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        with suppress(OSError):
+            parent = int(Path("/proc", name, "stat").read_text().rsplit(")", 1)[1].split()[1])
+            if parent == pid and "penstock.engine.forward.following" in Path("/proc", name, "cmdline").read_text():
+                found.append(int(name))
+    return found
+
+
+async def test_nothing_is_left_of_a_worker_that_is_killed(tiny, plain):
+    """Its host computes for the next one."""
+    async with process("stage", "--model", str(tiny)) as (address, pid):
+        settings = ("--model", str(tiny), "--pp", "2", "--stage-hosts", address, "--threads", "1")
+        async with process("decode", *settings) as (_, worker):
+            before = ranks(pid)
+            assert len(before) == 1
+            os.kill(worker, signal.SIGKILL)
+            async with opened(tiny, address) as engine:
+                [rank] = ranks(pid)
+                assert rank not in before
+                assert await said(engine, prompt("hosts", 150)) == plain
+
+
+async def test_three_hosts_compute_one_model(tiny, plain):
+    """What a stage has made goes on by way of the worker's host."""
+    async with open_stage(StageConfig(model=tiny)) as one, open_stage(StageConfig(model=tiny, threads=1)) as two:
+        async with opened(tiny, one.address, two.address) as engine:
+            assert await said(engine, prompt("hosts", 150)) == plain
+
+
+async def test_a_second_worker_waits_until_the_first_has_ended(tiny, plain):
+    async def later():
+        async with opened(tiny, stage.address) as engine:
+            return await said(engine, prompt("hosts", 150))
+
+    async with open_stage(StageConfig(model=tiny)) as stage:
+        async with opened(tiny, stage.address) as engine:
+            second = asyncio.create_task(later())
+            await until(lambda: figure(stage, "penstock_stage_workers_waiting") == 1, "a worker that waits")
+            assert await said(engine, prompt("hosts", 150)) == plain
+            assert not second.done()
+        assert await second == plain
+        assert figure(stage, "penstock_stage_workers_total") == 2
+        assert figure(stage, "penstock_stage_workers_waiting") == 0
+
+
+def figure(stage, name):
+    return stage.metrics.registry.get_sample_value(name)
+
+
+async def test_members_show_certificates(tiny, plain, tmp_path, meshes, http, oracle):
+    """A worker speaks to a host of a stage, and nobody else does."""
+    authority.init(directory=tmp_path / "ca")
+
+    def issue(role):
+        if not (tmp_path / role).exists():
+            authority.issue(role, role, directory=tmp_path / "ca", out=tmp_path / role, hosts=())
+        return tmp_path / role
+
+    setup = MeshSetup(model=tiny, aggregated=True, engine={"pp": 2, "threads": 1}, stages_away=True, members=issue)
+    async with meshes(setup) as mesh:
+        expected = await oracle(prompt("hosts", 150), GREEDY)
+        assert (await ask(http, mesh, prompt("hosts", 150), GREEDY)).ids == expected.ids
+        [stage] = mesh.stages
+        async with open_channels(MemberIdentity.of(issue("gateway"))) as channels:
+            call = stage_pb2_grpc.StageStub(channels.to(stage.address, "stage")).Compute(iter(()))
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await anext(aiter(call))
+            assert isinstance(from_rpc(refused.value), Forbidden)
+
+
+async def test_another_model_is_refused(tiny, tmp_path):
+    """Of the same shape: its weights tell."""
+    other = write_checkpoint(tmp_path / "other", TinyModel(seed=77))
+    async with open_stage(StageConfig(model=other)) as stage:
+        with pytest.raises(EngineError, match="is another model than the worker's"):
+            async with opened(tiny, stage.address):
+                pass
+
+
+async def test_another_version_is_refused(tiny):
+    async with open_stage(StageConfig(model=tiny)) as stage, open_channels() as channels:
+        stub = stage_pb2_grpc.StageStub(channels.to(stage.address, "stage"))
+        for parts in ([], [stage_pb2.StagePart(content=b"?", version="0.0.0")]):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await anext(aiter(stub.Compute(iter(parts))))
+            error = from_rpc(refused.value)
+            assert isinstance(error, Refused) and own_version() in error.message
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 100, ENCODER.encode(Answered(""))])
+async def test_what_no_worker_says_ends_its_stream_alone(tiny, plain, content):
+    async with open_stage(StageConfig(model=tiny)) as stage, open_channels() as channels:
+        stub = stage_pb2_grpc.StageStub(channels.to(stage.address, "stage"))
+        call = stub.Compute(iter([stage_pb2.StagePart(content=content, version=own_version())]))
+        async with asyncio.timeout(10):
+            assert [part async for part in call] == []
+        async with opened(tiny, stage.address) as engine:
+            assert await said(engine, prompt("hosts", 150)) == plain
+
+
+def test_there_is_a_host_for_each_stage_but_the_first(tiny):
+    engine = EngineConfig(model=tiny, pp=3)
+    with pytest.raises(ConfigError, match=r"stage_hosts .*one for each stage but the first: pp is 3"):
+        WorkerConfig(engine=engine, stage_hosts=("127.0.0.1:7300",))
