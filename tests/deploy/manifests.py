@@ -22,6 +22,7 @@ from penstock.kvstore.config import KvStoreConfig
 from penstock.picker.config import PickerConfig
 from penstock.prefill.config import PrefillConfig
 from penstock.router.config import RouterConfig
+from penstock.stage.config import StageConfig
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "deploy" / "helm" / "penstock"
@@ -37,6 +38,7 @@ CONFIGS: dict[str, Any] = {
     "kvstore": KvStoreConfig,
     "draft": DraftConfig,
     "picker": PickerConfig,
+    "stage": StageConfig,
 }
 
 
@@ -94,10 +96,20 @@ class Pod:
 def pods(manifests: Sequence[Manifest]) -> dict[str, Pod]:
     """The first pod of each workload, by the workload's name."""
     found = {}
-    for name, one in of_kind(manifests, "Deployment", "StatefulSet").items():
-        template = one["spec"]["template"]
-        found[name] = Pod(f"{name}-0", one, template["spec"], template["metadata"]["labels"])
+    for name, one in of_kind(manifests, "Deployment", "StatefulSet", "LeaderWorkerSet").items():
+        for workload, pod, template in templates(name, one):
+            found[workload] = Pod(pod, one, template["spec"], template["metadata"]["labels"])
     return found
+
+
+def templates(name: str, workload: Manifest) -> Iterator[tuple[str, str, Manifest]]:
+    """Of each kind of pod a name, that of the first pod, and the template."""
+    if workload["kind"] != "LeaderWorkerSet":
+        yield name, f"{name}-0", workload["spec"]["template"]
+        return
+    group = workload["spec"]["leaderWorkerTemplate"]
+    yield name, f"{name}-0", group["leaderTemplate"]
+    yield f"{name}-stage", f"{name}-0-1", group["workerTemplate"]
 
 
 def service_of(container: Manifest) -> str:
@@ -112,11 +124,17 @@ def flags(container: Manifest) -> dict[str, str]:
     return dict(arg.removeprefix("--").split("=", 1) for arg in container["args"])
 
 
+def as_pods(template: Manifest) -> Manifest:
+    """A template of pods by itself."""
+    return {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "template"}, "template": template}
+
+
 def check_schemas(manifests: list[Manifest], of_others: set[str]) -> None:
-    """Each manifest is what the schemas of Kubernetes say, with nothing beside it."""
+    """Each manifest is what the schemas of Kubernetes say, with nothing beside it; of others' kinds the pods are."""
     judge = pytest.importorskip("kubernetes_validate", reason="`make tools` installs it")
     unknown = set()
-    for one in manifests:
+    groups = of_kind(manifests, "LeaderWorkerSet")
+    for one in [*manifests, *(as_pods(template) for name in groups for *_, template in templates(name, groups[name]))]:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")

@@ -47,6 +47,11 @@ EVERYTHING: Manifest = {
             "disk": {"size": "2Gi", "bytes": "1GiB", "storageClassName": "local"},
         },
         "cache": {"replicas": 2, "disk": {"size": "2Gi", "bytes": "1GiB"}},
+        "large": {
+            "nodes": 3,
+            "workers": [{"role": "both", "stageArgs": ["--threads=2"]}, {"role": "prefill"}],
+            "autoscaling": {"enabled": True},
+        },
     },
 }
 
@@ -79,7 +84,7 @@ def test_helm_finds_nothing_to_complain_of() -> None:
 
 def test_all_of_it_is_valid(plain: list[Manifest], full: list[Manifest]) -> None:
     check_schemas(plain, set())
-    check_schemas(full, {"ServiceMonitor", "ScaledObject", "InferencePool"})
+    check_schemas(full, {"ServiceMonitor", "ScaledObject", "InferencePool", "LeaderWorkerSet"})
 
 
 def test_there_is_a_workload_for_each_part(plain: list[Manifest], full: list[Manifest]) -> None:
@@ -93,6 +98,8 @@ def test_there_is_a_workload_for_each_part(plain: list[Manifest], full: list[Man
         "penstock-picker": "Deployment",
         "penstock-node": "StatefulSet",
         "penstock-cache": "StatefulSet",
+        "penstock-large": "LeaderWorkerSet",
+        "penstock-large-stage": "LeaderWorkerSet",
     }
     assert set(pods(plain)) == {f"penstock-{part}" for part in ("gateway", "router", "prefill", "decode")}
     budgets = of_kind(full, "PodDisruptionBudget")
@@ -124,7 +131,7 @@ def test_settings_exist_and_are_right(manifests: list[Manifest]) -> None:
             for variable in container["env"]:
                 name = variable["name"].removeprefix(f"PENSTOCK_{service.upper()}_").lower()
                 assert not variable["name"].startswith("PENSTOCK_") or name in CONFIGS[service].__dataclass_fields__
-    assert tried == (set(CONFIGS) if len(pods(manifests)) > 4 else set(CONFIGS) - {"draft", "picker"})
+    assert tried == (set(CONFIGS) if len(pods(manifests)) > 4 else set(CONFIGS) - {"draft", "picker", "stage"})
 
 
 def test_what_is_wrong_is_refused_by_name(tmp_path: Path) -> None:
@@ -135,6 +142,9 @@ def test_what_is_wrong_is_refused_by_name(tmp_path: Path) -> None:
         ("pools.decode.workers[0].role=dcode", "must be one of 'prefill', 'decode', 'both'"),
         ("router.args[0]=max-held=3", "/router/args/0"),
         ("pools.gateway.replicas=1", "invalid propertyName 'gateway'"),
+        ("pools.decode.nodes=0", "/pools/decode/nodes"),
+        ("pools.decode.nodes=2,pools.decode.workers=null", "pools.decode.nodes: stores alone take no further nodes"),
+        ("pools.decode.nodes=2,pools.decode.disk.size=1Gi", "pools.decode.disk: a pool of several nodes has none"),
     ):
         tried = run(program("helm"), "template", "penstock", str(CHART), "--set", wrong)
         assert tried.returncode != 0
@@ -169,7 +179,7 @@ def test_environment_of_other_services_is_no_setting(manifests: list[Manifest]) 
 
 
 def test_workers_and_store_of_a_pod_share_memory(full: list[Manifest]) -> None:
-    for name in ("penstock-prefill", "penstock-decode", "penstock-node"):
+    for name in ("penstock-prefill", "penstock-decode", "penstock-node", "penstock-large"):
         pod = pods(full)[name]
         assert pod.spec["shareProcessNamespace"] is True
         [store] = pod.spec["initContainers"]
@@ -191,6 +201,33 @@ def test_a_store_with_a_disk_has_it_after_a_restart(full: list[Manifest]) -> Non
     assert node.spec["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch"
     cache = pods(full)["penstock-cache"]
     assert [service_of(each) for each in cache.containers] == ["kvstore"]
+
+
+GROUP_FIELDS = {"size", "restartPolicy", "leaderTemplate", "workerTemplate"}
+"""Of a LeaderWorkerSet's leaderWorkerTemplate, those that the chart has use of."""
+
+
+def test_workers_of_several_nodes_find_their_stages(full: list[Manifest]) -> None:
+    """By the names that the controller gives the pods of a group, each at the stage of its own number."""
+    pod = pods(full)["penstock-large"]
+    spec = pod.workload["spec"]
+    group = spec["leaderWorkerTemplate"]
+    assert pod.workload["apiVersion"] == "leaderworkerset.x-k8s.io/v1"
+    assert set(spec) == {"rolloutStrategy", "leaderWorkerTemplate", "networkConfig"} and set(group) == GROUP_FIELDS
+    assert (group["size"], group["restartPolicy"]) == (3, "None")
+    stages = pods(full)["penstock-large-stage"].containers
+    for number, worker in enumerate(pod.spec["containers"]):
+        port = flags(stages[number])["address"].rpartition(":")[2]
+        hosts = ",".join(f"$(POD_NAME)-{node}.penstock-large:{port}" for node in (1, 2))
+        assert (flags(worker)["pp"], flags(worker)["stage-hosts"]) == ("3", hosts)
+        assert flags(stages[number])["model"] == flags(worker)["model"]
+        assert flags(stages[number])["drain-s"] == flags(worker)["drain-s"]
+    assert flags(stages[0])["threads"] == "2" and "threads" not in flags(stages[1])
+    assert spec["networkConfig"] == {"subdomainPolicy": "Shared"}
+    assert "penstock-large" not in of_kind(full, "Service"), "the controller makes one of this name"
+    [scaler] = [one for name, one in of_kind(full, "HorizontalPodAutoscaler").items() if name == "penstock-large"]
+    target = scaler["spec"]["scaleTargetRef"]
+    assert (target["apiVersion"], target["kind"]) == ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet")
 
 
 def test_a_pod_ends_after_it_has_drained(manifests: list[Manifest]) -> None:
@@ -229,7 +266,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> list[Manifest]:
 
 
 def test_each_service_shows_the_certificate_of_its_role(guarded: list[Manifest], full: list[Manifest]) -> None:
-    check_schemas(guarded, {"ServiceMonitor", "ScaledObject", "InferencePool", "Certificate"})
+    check_schemas(guarded, {"ServiceMonitor", "ScaledObject", "InferencePool", "Certificate", "LeaderWorkerSet"})
     made = {one["spec"]["secretName"]: one["spec"] for one in of_kind(guarded, "Certificate").values()}
     shown = set()
     for pod in pods(guarded).values():
@@ -315,6 +352,13 @@ WAYS = [
     Way("router", "decode", 7010),
     Way("router", "draft", 7003),
     Way("draft", "router", 7000),
+    Way("large", "large-stage", 7300),
+    Way("large", "large-stage", 7301),
+    Way("router", "large-stage", 7300),
+    Way("gateway", "large-stage", 7300, open=False),
+    Way("", "large-stage", 7300, open=False),
+    Way("large-stage", "router", 7000, open=False),
+    Way("large-stage", "large", 7001, open=False),
     Way("", "picker", 9002),
     Way("picker", "router", 7000),
     Way("picker", "gateway", 8081),
@@ -386,10 +430,11 @@ def test_scaling_asks_for_metrics_that_there_are(full: list[Manifest]) -> None:
 def test_who_scales_is_not_told_how_many(full: list[Manifest]) -> None:
     scalers = [*of_kind(full, "HorizontalPodAutoscaler").values(), *of_kind(full, "ScaledObject").values()]
     targets = {scaler["spec"]["scaleTargetRef"]["name"]: scaler["spec"]["scaleTargetRef"]["kind"] for scaler in scalers}
-    assert set(targets) == {"penstock-gateway", "penstock-prefill", "penstock-decode"}
+    assert set(targets) == {"penstock-gateway", "penstock-prefill", "penstock-decode", "penstock-large"}
     for name, pod in pods(full).items():
-        assert ("replicas" in pod.workload["spec"]) is (name not in targets)
-        assert targets.get(name, pod.workload["kind"]) == pod.workload["kind"]
+        workload = pod.workload["metadata"]["name"]
+        assert ("replicas" in pod.workload["spec"]) is (workload not in targets), name
+        assert targets.get(workload, pod.workload["kind"]) == pod.workload["kind"]
 
 
 def test_every_port_of_metrics_is_scraped(full: list[Manifest]) -> None:

@@ -21,6 +21,24 @@ def test_the_base_is_what_the_chart_renders() -> None:
     assert list(parse((KUSTOMIZE / "base/penstock.yaml").read_text())) == rendered
 
 
+def test_a_pool_of_several_nodes_is_added(tmp_path: Path) -> None:
+    """By a component, which is what the chart renders for it."""
+    copied = tmp_path / "kustomize"
+    shutil.copytree(KUSTOMIZE, copied)
+    component = copied / "components/several-nodes"
+    [rendered] = render("--values", str(component / "values.yaml"), "--show-only", "templates/pools.yaml")
+    assert list(parse((component / "pool.yaml").read_text())) == [rendered]
+    cluster = copied / "overlays/cluster/kustomization.yaml"
+    cluster.write_text(f"{cluster.read_text()}\ncomponents: [../../components/several-nodes]\n")
+    built = build(cluster.parent)
+    check_schemas(built, {"LeaderWorkerSet"})
+    there = pods(built)
+    assert {"penstock-large", "penstock-large-stage"} < set(there)
+    assert reaches(built, there["penstock-large"], there["penstock-large-stage"], 7300)
+    images = {each["image"] for pod in there.values() for each in pod.containers}
+    assert images == {"registry.example/penstock:worker", "registry.example/penstock:light"}
+
+
 def test_one_node(tmp_path: Path) -> None:
     copied = tmp_path / "kustomize"
     shutil.copytree(KUSTOMIZE, copied)

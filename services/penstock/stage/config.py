@@ -12,6 +12,7 @@ from penstock.runtime.config import (
     ConfigError,
     OptionalPortAddress,
     addresses,
+    at_least,
     one_of,
     optional_port_addresses,
     within,
@@ -33,6 +34,8 @@ class StageConfig:
     """Threads that compute one step, in each of the stage's processes; 0: as many as the worker's."""
     cores: str = ""
     """Cores on which the stage is computed, such as 0-3 or 0,2; empty: any."""
+    drain_s: float = 5.0
+    """Seconds that the worker gets to end when this host stops; then its requests go on at other workers."""
     member_tls: Path | None = None
     """A directory of `penstock ca issue`, for a mesh over a network: the services show each other certificates. Without
     it nothing is asked of who calls, so nobody else may reach the address."""
@@ -48,5 +51,6 @@ class StageConfig:
             raise ConfigError("cores", self.cores, str(error)) from error
         addresses(self, "address")
         optional_port_addresses(self, "metrics_address")
+        at_least(self, 0, "drain_s")
         within(self, 0, _MOST_THREADS, "threads")
         one_of(self, LOG_LEVELS, "log_level")

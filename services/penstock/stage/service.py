@@ -31,8 +31,6 @@ from penstock.worker.stages.way import StageWay
 SERVICE = stage_pb2.DESCRIPTOR.services_by_name["Stage"].full_name
 _LOG = structlog.get_logger("penstock.stage")
 _MOST_CALLS = 16
-_GRACE_S = 0.2
-"""Its worker ends with it, so it need not wait: requests go on at other workers."""
 _Context = grpc.aio.ServicerContext[stage_pb2.StagePart, stage_pb2.StagePart]
 
 
@@ -108,7 +106,7 @@ async def open_stage(config: StageConfig) -> AsyncIterator[OpenStage]:
     try:
         register = partial(stage_pb2_grpc.add_StageServicer_to_server, StageService(config, thread, metrics))
         async with serve(
-            config.address, register, [SERVICE], max_calls=_MOST_CALLS, grace=_GRACE_S, member=member
+            config.address, register, [SERVICE], max_calls=_MOST_CALLS, grace=config.drain_s, member=member
         ) as server:
             await server.set_serving(True)
             yield OpenStage(config.address.at(server.port), metrics)

@@ -211,9 +211,13 @@ grpc: {port: {{ .port }}{{ with .service }}, service: {{ . }}{{ end }}}
 {{- toYaml (mergeOverwrite (deepCopy $.Values.pool) (deepCopy (index $.Values.pools (last .)))) -}}
 {{- end -}}
 
-{{/* Deployment or StatefulSet. Takes the settings of a pool. */}}
+{{/* Deployment, StatefulSet or LeaderWorkerSet. Takes the settings of a pool. */}}
 {{- define "penstock.poolKind" -}}
-{{ ternary "StatefulSet" "Deployment" (ne .disk.size "") }}
+{{- if gt (int .nodes) 1 -}}LeaderWorkerSet{{- else -}}{{ ternary "StatefulSet" "Deployment" (ne .disk.size "") }}{{- end -}}
+{{- end -}}
+
+{{- define "penstock.poolApi" -}}
+{{ ternary "leaderworkerset.x-k8s.io/v1" "apps/v1" (gt (int .nodes) 1) }}
 {{- end -}}
 
 {{/* Most workers of any pool. */}}

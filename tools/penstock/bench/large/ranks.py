@@ -1,33 +1,40 @@
 """One model over two processes of one core each, beside one process with two threads, on the same weights; in two
-stages beside one process with one thread; and how soon an engine says that one of its processes has died."""
+stages beside one process with one thread, and with one of them computed by a service as on another host; and how soon
+an engine says that one of its processes has died."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
+import sys
 import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import AsyncExitStack, aclosing, suppress
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
+from pathlib import Path
 
 from penstock.bench.e2e import processes
 from penstock.bench.engine.shapes import LlamaShape, checkpoint
 from penstock.bench.engine.subjects import Places
 from penstock.bench.harness import Figure, figure, interleave
+from penstock.cli.child import ChildSpec, running
 from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
 from penstock.engine.errors import EngineClosed
+from penstock.engine.forward.model import load_model
 from penstock.engine.request import Request, SamplingParams
 from penstock.models import NAMES, embedded
+from penstock.worker.stages.speaking import stages_away
 
 SHAPE = LlamaShape(
     name="400m", layers=16, hidden=1280, heads=20, kv_heads=4, head_dim=64, intermediate=4096, vocab=48000
 )
 _GOAL = 0.85
 _DEATH_GOAL_S = 1.0
+_START_S = 60.0
 _FOLLOWER = "penstock.engine.forward.following"
 _SPEEDUP_GOAL = 1.6
 _SUBJECTS = {"threads2": (2, 1, 1), "tp2": (1, 2, 1), "thread1": (1, 1, 1), "pp2": (1, 1, 2)}
@@ -48,6 +55,12 @@ class Load:
 
 LOADS = (Load("tp2_vs_threads2", 1, 48), Load("tp2_vs_threads2_8", 8, 24), Load("tp2_vs_threads2_prompt", 1, 0, 1024))
 STAGED = (Load("pp2_speedup_16", 16, 24), Load("pp2_speedup_prompt", 1, 0, 1024))
+HOSTED = (Load("pp2_hosted_1", 1, 48), Load("pp2_hosted_16", 16, 24), Load("pp2_hosted_prompt", 1, 0, 1024))
+_WHOLE = {
+    **dict.fromkeys(LOADS, "one process with two threads"),
+    **dict.fromkeys(STAGED, "one process with one thread"),
+    **dict.fromkeys(HOSTED, "both stages on one host"),
+}
 
 
 async def rank_figures(quick: bool) -> Sequence[Figure]:
@@ -61,9 +74,13 @@ async def rank_figures(quick: bool) -> Sequence[Figure]:
                 model=model, kv_pool_tokens=8192, lookup_tokens=0, draft_tokens=0, threads=threads, tp=ranks, pp=stages
             )
             engines[name] = await stack.enter_async_context(Engine.open(config))
+        config = replace(config, threads=1, tp=1, pp=2)
+        away = partial(load_model, away=stages_away([await stack.enter_async_context(_stage(model))], None))
+        engines["hosted"] = await stack.enter_async_context(Engine.open(config, load=away))
         for load, split, whole in [
             *((load, "tp2", "threads2") for load in LOADS),
             *((load, "pp2", "thread1") for load in STAGED),
+            *((load, "hosted", "pp2") for load in HOSTED),
         ]:
             measures = {name: partial(rate, engines[name], load) for name in (split, whole)}
             rates = await interleave(measures, 2 if quick else 7)
@@ -77,7 +94,7 @@ def figures_of(load: Load, split: Sequence[float], whole: Sequence[float]) -> li
     """The ratio in each round, and both rates. The goals are of one stream over ranks, and of many over stages."""
     ratios = [ours / theirs for ours, theirs in zip(split, whole, strict=True)]
     goal = {LOADS[0]: _GOAL, STAGED[0]: _SPEEDUP_GOAL}.get(load)
-    against = "one process with one thread" if load in STAGED else "one process with two threads"
+    against = _WHOLE[load]
     return [
         figure(load.id, ratios, "x", against, goal),
         figure(f"{load.id}_split_tokens_per_s", split, "tokens/s", "two processes of one core each"),
@@ -101,6 +118,17 @@ async def rate(engine: Engine, load: Load, round: int) -> float:
     await asyncio.gather(*(read(number) for number in range(load.streams)))
     begin, end = max(times[0] for times in seen), min(times[-1] for times in seen)
     return sum(begin < moment <= end for times in seen for moment in times) / (end - begin)
+
+
+@asynccontextmanager
+async def _stage(model: Path) -> AsyncIterator[str]:
+    """The address of a stage's host: another process, over the loopback device."""
+    ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    spec = ChildSpec("stage", (sys.executable, "-m", "penstock.stage", "--model", str(model)))
+    async with running(spec, lambda values: ready.set_result(str(values["address"])), lambda *_: None):
+        async with asyncio.timeout(_START_S):
+            address = await ready
+        yield address
 
 
 async def death_s() -> float:
