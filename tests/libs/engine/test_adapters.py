@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.libs.engine.rank_threads import in_threads
+from tests.libs.engine.rank_threads import in_threads, on_hosts
 
 from penstock.checkpoint import CheckpointError, inspect
 from penstock.engine.engine import Engine
@@ -91,13 +91,22 @@ def settings_of(model, **fields):
 
 
 @pytest.mark.parametrize(
-    ("kernels", "ranks", "stages"), [(True, 1, 1), (False, 1, 1), (True, 2, 1), (True, 1, 2), (False, 2, 2)]
+    ("kernels", "ranks", "stages", "away"),
+    [
+        (True, 1, 1, False),
+        (False, 1, 1, False),
+        (True, 2, 1, False),
+        (True, 1, 2, False),
+        (False, 2, 2, False),
+        (True, 2, 2, True),
+    ],
 )
-async def test_a_batch_of_two_adapters_and_none(family, expected, kit, kernels, ranks, stages):
-    """All at once, in chunks: prompts of up to 300 tokens, steps of 64. Of ranks each has its part of an adapter."""
+async def test_a_batch_of_two_adapters_and_none(family, expected, kit, kernels, ranks, stages, away):
+    """All at once, in chunks: prompts of up to 300 tokens, steps of 64. Of ranks each has its part of an adapter, also
+    of those on other hosts."""
     names = ["", "one", "two"]
     settings = settings_of(family.model, lora=family.lora, kernels=kernels, tp=ranks, pp=stages)
-    async with Engine.open(settings, load=in_threads) as engine:
+    async with Engine.open(settings, load=on_hosts(family.model) if away else in_threads) as engine:
         assert dict(engine.adapters.names) == family.fingerprints
         requests = [
             replace(one, id=f"{name}-{one.id}", adapter=family.fingerprints.get(name, ""))

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from tests.libs.engine import test_padded, test_patches, test_pictures
-from tests.libs.engine.rank_threads import in_threads
+from tests.libs.engine.rank_threads import in_threads, on_hosts
 from tests.libs.engine.seeing import asked, engine_config
 
 from penstock.engine.engine import Engine
@@ -47,13 +47,15 @@ def prompts(kind, seeing):
     return [KINDS[kind].prompt(*each) for each in ((9, other, 12), (5, one, 7, other, 30))]
 
 
-@pytest.mark.parametrize("split", SPLITS, ids=str)
-async def test_split_model_sees_what_the_whole_one_sees(kind, seeing, kit, prompts, split, monkeypatch):
+@pytest.mark.parametrize(
+    ("split", "away"), [*((split, False) for split in SPLITS), ({"pp": 2, "tp": 2}, True)], ids=str
+)
+async def test_split_model_sees_what_the_whole_one_sees(kind, seeing, kit, prompts, split, away, monkeypatch):
     """Prompts in chunks that cut pictures, and for stages in pieces that cut them again; what is in pages is not
     computed again, and texts behind pictures are decoded."""
     monkeypatch.setattr(stages, "_LEAST", 8)
     config = replace(engine_config(seeing), **split)
-    async with Engine.open(config, load=in_threads) as engine:
+    async with Engine.open(config, load=on_hosts(config.model) if away else in_threads) as engine:
         assert not engine.no_pictures
         for number, prompt in enumerate(prompts):
             whole = (len(prompt[0]) - 1) // 16 * 16

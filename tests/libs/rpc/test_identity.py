@@ -36,12 +36,21 @@ from penstock.rpc.identity import (
 from penstock.rpc.methods import METHODS
 from penstock.rpc.server import RpcServer, serve
 from penstock.runtime.config import ConfigError
-from penstock.v1 import checkup_pb2, decode_pb2, draft_pb2, kvstore_pb2, pictures_pb2, prefill_pb2, router_pb2
+from penstock.v1 import (
+    checkup_pb2,
+    decode_pb2,
+    draft_pb2,
+    kvstore_pb2,
+    pictures_pb2,
+    prefill_pb2,
+    router_pb2,
+    stage_pb2,
+)
 
 pytestmark = pytest.mark.attack
 
 
-_FILES = (router_pb2, prefill_pb2, decode_pb2, pictures_pb2, draft_pb2, kvstore_pb2, checkup_pb2)
+_FILES = (router_pb2, prefill_pb2, decode_pb2, pictures_pb2, draft_pb2, kvstore_pb2, stage_pb2, checkup_pb2)
 _SERVICES: list[ServiceDescriptor] = [
     service for file in _FILES for service in file.DESCRIPTOR.services_by_name.values()
 ]

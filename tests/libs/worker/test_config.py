@@ -89,7 +89,7 @@ def test_one_rule_for_the_engine_a_worker_and_the_mesh(option, value, says):
 
 @pytest.mark.parametrize("config_type", [PrefillConfig, DecodeConfig, MeshOptions])
 def test_help_has_every_setting_with_its_meaning(config_type, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "400")
+    monkeypatch.setenv("COLUMNS", "500")
     with pytest.raises(SystemExit):
         service_app("decode", print, config_type)(["--help"])
     said = capsys.readouterr().out

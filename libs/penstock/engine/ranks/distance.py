@@ -38,7 +38,7 @@ class Distance(Protocol):
         ...
 
 
-class Told(msgspec.Struct, array_like=True, tag="told"):
+class StageTold(msgspec.Struct, array_like=True, tag="told"):
     """To the stage: a message of rank 0, and what its host has written to pages."""
 
     message: bytes
@@ -53,7 +53,7 @@ class Given(msgspec.Struct, array_like=True, tag="given"):
     states: bytes
 
 
-class Passed(msgspec.Struct, array_like=True, tag="passed"):
+class StatesPassed(msgspec.Struct, array_like=True, tag="passed"):
     """From the stage, likewise; the last one has none."""
 
     states: bytes
@@ -70,8 +70,8 @@ class Answered(msgspec.Struct, array_like=True, tag="answered"):
     """Of a step, from the last stage: float32 [samples, vocab]."""
 
 
-ToStage = Told | Given
-FromStage = Passed | Answered
+ToStage = StageTold | Given
+FromStage = StatesPassed | Answered
 TO_STAGE = msgspec.msgpack.Decoder(ToStage)
 FROM_STAGE = msgspec.msgpack.Decoder(FromStage)
 ENCODER = msgspec.msgpack.Encoder()

@@ -66,7 +66,7 @@ class RankProcess:
         os.close(self.watched)
 
 
-class Follower:
+class RankFollower:
     """A rank, or what speaks for all of a stage on another host, and the socket to it."""
 
     def __init__(self, setup: Setup, pipes: Pipes, launch: Launch) -> None:

@@ -27,12 +27,12 @@ from penstock.engine.ranks.distance import (
     Distance,
     Given,
     LayerPages,
-    Passed,
     PiecePlace,
-    Told,
+    StageTold,
+    StatesPassed,
     fill,
 )
-from penstock.engine.ranks.followers import Follower, Launch, RankProcess
+from penstock.engine.ranks.followers import Launch, RankFollower, RankProcess
 from penstock.engine.ranks.group import shared_layout, shared_room
 from penstock.engine.ranks.messages import Setup, SharedMemory, TableListener, ToldAdapter
 from penstock.engine.ranks.stages import PassingRoom, Pipes
@@ -87,7 +87,7 @@ class _HostedStage:
         stack.callback(os.close, self._source)
         self._given: list[int] = []
         """Pipes to all ranks: a byte says that rows are there."""
-        self._followers: list[Follower] = []
+        self._followers: list[RankFollower] = []
         for rank in range(setup.ranks):
             source, to = os.pipe()
             self._given.append(to)
@@ -102,7 +102,7 @@ class _HostedStage:
                 tells=int(rank == 0 and setup.tells > 0),
             )
             pipes = Pipes(source, [heard] if own.tells else [])
-            follower = Follower(own, pipes, launch)
+            follower = RankFollower(own, pipes, launch)
             self._followers.append(follower)
             stack.callback(follower.end)
             stack.callback(follower.leave)
@@ -160,7 +160,7 @@ class _HostedStage:
             for thread in threads:
                 thread.join()
 
-    def _tell(self, heard: Told, tables: TableListener, pieces: deque[PiecePlace]) -> None:
+    def _tell(self, heard: StageTold, tables: TableListener, pieces: deque[PiecePlace]) -> None:
         told = tables.hear(heard.message)
         if isinstance(told, ToldAdapter):
             self._told.put(None)
@@ -188,11 +188,11 @@ class _HostedStage:
         while os.read(self._source, 1):
             piece = self._passing.get()
             rows = self._behind[piece.place, piece.row : piece.row + piece.rows]
-            self._lead.send(ENCODER.encode(Passed(rows.tobytes())))
+            self._lead.send(ENCODER.encode(StatesPassed(rows.tobytes())))
 
     def _answer(self) -> None:
         """Sends what the ranks answer, when all have, until one of them ends; then the worker hears of it."""
-        waiting: dict[Follower, deque[str]] = {follower: deque() for follower in self._followers}
+        waiting: dict[RankFollower, deque[str]] = {follower: deque() for follower in self._followers}
         with selectors.DefaultSelector() as ready, suppress(RankLost):
             for follower in waiting:
                 ready.register(follower.socket, selectors.EVENT_READ, follower)

@@ -31,7 +31,7 @@ from penstock.engine.errors import RankLost
 from penstock.engine.kernels.cpu.build import NotBuilt
 from penstock.engine.kernels.cpu.meeting import SharedGroup
 from penstock.engine.pictures.shown import ShownRows
-from penstock.engine.ranks.followers import STEP_S, Follower, Launch, RankProcess
+from penstock.engine.ranks.followers import STEP_S, Launch, RankFollower, RankProcess
 from penstock.engine.ranks.group import RankGroup, TorchGroup, shared_layout, shared_room
 from penstock.engine.ranks.messages import Setup, SharedMemory, StepTeller, settings_of
 from penstock.engine.ranks.place import RankStep
@@ -137,7 +137,7 @@ class Lead:
         """Followers of each stage, rank 0 of all among them."""
         pipes = pipes_between(speaking)
         self._pipes = pipes[0][0]
-        self._followers: list[Follower] = []
+        self._followers: list[RankFollower] = []
         try:
             for stage, rank in [(stage, rank) for stage, count in enumerate(speaking) for rank in range(count)][1:]:
                 tells = 0 if rank or stage + 1 == self.stages else speaking[stage + 1]
@@ -156,7 +156,7 @@ class Lead:
                     tells,
                 )
                 starts = away[stage - 1] if away and stage else launch or RankProcess
-                self._followers.append(Follower(setup, pipes[stage][rank], starts))
+                self._followers.append(RankFollower(setup, pipes[stage][rank], starts))
         except BaseException:
             for pipe in (pipe for own in pipes for pipe in own):
                 pipe.close()

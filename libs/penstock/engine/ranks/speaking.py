@@ -18,9 +18,9 @@ from penstock.engine.ranks.distance import (
     Distance,
     Given,
     LayerPages,
-    Passed,
     PiecePlace,
-    Told,
+    StageTold,
+    StatesPassed,
     fill,
 )
 from penstock.engine.ranks.messages import Setup, TableListener, ToldAdapter, receive, send
@@ -79,14 +79,14 @@ class _Speaker:
             heard = tables.hear(message)
             if isinstance(heard, ToldAdapter):
                 self._asked.put(None)
-                self._send(Told(bytes(message), [], b""))
+                self._send(StageTold(bytes(message), [], b""))
                 continue
             told, runs = heard
             piece = PiecePlace.of(told, runs, self._pages.block_size)
             self._asked.put(piece)
             if self._behind is not None:
                 self._passing.put(piece)
-            self._send(Told(bytes(message), told.written, self._pages.read(told.written)))
+            self._send(StageTold(bytes(message), told.written, self._pages.read(told.written)))
             self._pipes.wait()
             self._send(Given(self._before[piece.place, piece.row : piece.row + piece.rows].tobytes()))
 
@@ -95,14 +95,14 @@ class _Speaker:
         with suppress(EOFError, OSError, RankLost):
             while True:
                 heard = FROM_STAGE.decode(self._stage.receive())
-                if isinstance(heard, Passed):
+                if isinstance(heard, StatesPassed):
                     self._pass_on(heard)
                 else:
                     self._answer(heard)
         with suppress(OSError):
             self._lead.shutdown(socket.SHUT_RDWR)
 
-    def _pass_on(self, passed: Passed) -> None:
+    def _pass_on(self, passed: StatesPassed) -> None:
         assert self._behind is not None
         piece = self._passing.get_nowait()
         fill(self._behind[piece.place, piece.row : piece.row + piece.rows], passed.states)
@@ -116,5 +116,5 @@ class _Speaker:
                 fill(self._logits[piece.place, piece.sample : piece.sample + piece.samples], answered.logits)
         send(self._lead, answered.reason.encode())
 
-    def _send(self, content: Told | Given) -> None:
+    def _send(self, content: StageTold | Given) -> None:
         self._stage.send(ENCODER.encode(content))
