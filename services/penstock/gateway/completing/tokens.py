@@ -29,17 +29,17 @@ class Tokens:
         work, size = partial(self._of, prompt, special), weight(prompt)
         if isinstance(prompt, Conversation):
             return await self._threads.render(work, size, tenant)
-        return await self._threads.run(work, size)
+        return await self._threads.run(work, size, tenant)
 
-    async def text(self, ids: Sequence[int]) -> str:
+    async def text(self, ids: Sequence[int], tenant: str) -> str:
         """The text of ids. Raises InvalidRequest for too many, Unprocessable for an id that the model does not have."""
         check_count("tokens", len(ids), MOST_TOKENS)
-        return await self._threads.run(partial(self._text, ids), len(ids))
+        return await self._threads.run(partial(self._text, ids), len(ids), tenant)
 
-    async def names(self, ids: Sequence[int]) -> list[str | None]:
+    async def names(self, ids: Sequence[int], tenant: str) -> list[str | None]:
         """How the tokenizer writes each token; null where it has no such token."""
         name = self._model.tokenizer.id_to_token
-        return await self._threads.run(lambda: [name(token) for token in ids], len(ids))
+        return await self._threads.run(lambda: [name(token) for token in ids], len(ids), tenant)
 
     def _of(self, prompt: Conversation | str, special: bool) -> Sequence[int]:
         encoder = self._model.encoder

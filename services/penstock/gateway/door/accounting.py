@@ -57,7 +57,7 @@ class Accounting:
             found = rows(entries, period)
             return as_csv(found, currency).encode() if form == "csv" else _listed(head, found)
 
-        body = await self._reception.threads.run(written, THREAD_FROM if len(entries) > _FEW else 0)
+        body = await self._reception.threads.run(written, THREAD_FROM if len(entries) > _FEW else 0, who.tenant)
         return Response(body, media_type="text/csv; charset=utf-8" if form == "csv" else JSON)
 
 

@@ -72,12 +72,12 @@ class Counting:
             "count": len(ids),
             "max_model_len": model.context,
             "tokens": ids,
-            "token_strs": await tokens.names(ids) if body.return_token_strs else None,
+            "token_strs": await tokens.names(ids, tenant) if body.return_token_strs else None,
         }
 
     async def _detokenize(self, request: Request, tenant: str) -> Json:
         body = await self._read(request, tenant, read_detokenize)
-        return {"prompt": await self._models.of(body.model).tokens.text(body.tokens)}
+        return {"prompt": await self._models.of(body.model).tokens.text(body.tokens, tenant)}
 
     async def _count(self, request: Request, tenant: str) -> Json:
         model, prompt = await self._read(request, tenant, count_prompt)
@@ -97,4 +97,4 @@ class Counting:
         ignored: list[str] | None = [] if config.unknown_fields == "warn" else None
         async with self._uploads.body(tenant, request.headers, request.receive, config.max_body_bytes) as body:
             size = len(body) if len(body) >= _THREAD_BODY else 0
-            return await self._reception.threads.run(partial(read, body, ignored), size)
+            return await self._reception.threads.run(partial(read, body, ignored), size, tenant)
