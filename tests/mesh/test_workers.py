@@ -20,9 +20,10 @@ from penstock.decode.service import open_decode
 from penstock.engine.config import EngineConfig
 from penstock.engine.request import SamplingParams
 from penstock.rpc.server import LIVE
+from penstock.testing.checkpoints import TinyModel, write_checkpoint
 from penstock.testing.mesh import MeshSetup
 from penstock.v1 import router_pb2, router_pb2_grpc
-from penstock.worker import rotation
+from penstock.worker import opening, rotation
 
 from .support import ask, process, prompt, until
 
@@ -315,3 +316,27 @@ async def test_a_defect_of_the_join_ends_the_worker_with_that_error(mesh, tiny, 
             async with asyncio.timeout(10):
                 await asyncio.Event().wait()
     assert 'penstock_task_failures_total{task="join"} 1.0' in metrics.text().decode()
+
+
+async def test_a_gateway_that_stands_still_leaves_nothing_running_at_workers_behind_a_unix_socket(
+    meshes, http, tmp_path, monkeypatch
+):
+    """A process, which is stopped. No ping gets through a Unix socket that is full; over TCP the kernel says so."""
+    monkeypatch.setattr(opening, "GONE_S", 0.5)
+    model = write_checkpoint(tmp_path / "tiny", TinyModel(vocab_size=260, max_positions=1 << 16, seed=3))
+    worker, engine = {"address": f"unix:{tmp_path}/worker"}, {"kv_pool_tokens": 1 << 16}
+    setup = MeshSetup(model=model, aggregated=True, kvstore=False, worker=worker, engine=engine)
+    async with meshes(setup) as mesh:
+        settings = ("--router", mesh.router.address, "--model-dir", str(model), "--http-address", "127.0.0.1:0")
+        async with process("gateway", *settings) as (address, pid):
+            engine = mesh.decode[0].worker.engine
+            body = {"model": "tiny", "prompt": prompt("still", 40), "max_tokens": 60_000, "ignore_eos": True}
+            asked = asyncio.ensure_future(http.post(f"http://{address}/v1/completions", json=body))
+            try:
+                await until(lambda: engine.stats().running, "it runs there", seconds=30)
+                os.kill(pid, signal.SIGSTOP)
+                await until(lambda: not engine.stats().running, "it has ended", seconds=30)
+                assert engine.stats().generated_tokens < body["max_tokens"]
+            finally:
+                asked.cancel()
+                await asyncio.wait([asked])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Collection
 
 from tokenizers import Tokenizer
@@ -16,9 +17,10 @@ _MAX_HELD = 16
 class TextStream:
     """Text of a growing token sequence. Partial UTF-8 is held back; `silent` tokens have no text."""
 
-    def __init__(self, tokenizer: Tokenizer, silent: Collection[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer, silent: Collection[int], token_bytes: TokenBytes) -> None:
         self._tokenizer = tokenizer
         self._silent = silent
+        self._bytes = token_bytes
         self._stream = DecodeStream(skip_special_tokens=False)
         self._held: list[int] = []
         self._last: int | None = None
@@ -34,13 +36,29 @@ class TextStream:
         try:
             text = self._stream.step(self._tokenizer, token)
         except Exception:  # the stream refuses some sequences of invalid bytes; it raises nothing narrower
-            return self.finish()
+            return self._give_way()
         if text is None:
-            return self.finish() if len(self._held) >= _MAX_HELD else ""
+            return self._give_way() if len(self._held) >= _MAX_HELD else ""
         self._held.clear()
         self._last = token
         again, self._again = self._again, ""
         return text.removeprefix(again)
+
+    def _give_way(self) -> str:
+        """What is held back, but for the beginning of a character."""
+        begun = self._held[self._settled() :]
+        del self._held[len(self._held) - len(begun) :]
+        return self.finish() + "".join(map(self.feed, begun))
+
+    def _settled(self) -> int:
+        """So many of the held tokens are no part of a character that the next one may go on with; all of them where
+        that is none."""
+        held = [self._bytes.of(token) for token in self._held]
+        text = _begun(b"".join(held))
+        for count in range(len(held), 0, -1):
+            if b"".join(held[:count]).decode(errors="replace") + _begun(b"".join(held[count:])) == text:
+                return count
+        return len(held)
 
     def finish(self) -> str:
         """The text held back, with replacement characters for bytes that are not valid UTF-8."""
@@ -55,6 +73,11 @@ class TextStream:
         own = self._tokenizer.decode([self._last], skip_special_tokens=False)
         self._again = own if own.endswith("\ufffd") else ""  # which it takes for the beginning of a character
         return text
+
+
+def _begun(text: bytes) -> str:
+    """A text that may go on: without the beginning of a character at its end."""
+    return codecs.getincrementaldecoder("utf-8")("replace").decode(text)
 
 
 class TokenBytes:

@@ -137,7 +137,7 @@ class ChatModel:
 
     def text_stream(self) -> TextStream:
         """A detokenizer for one answer."""
-        return TextStream(self.tokenizer, self.silent)
+        return TextStream(self.tokenizer, self.silent, self.token_bytes)
 
     def parser(self, *, thinking: bool, offered: Collection[str] | None) -> AssistantParser:
         """A parser for one answer; `thinking`: it begins inside of reasoning; `offered`: the functions that may be

@@ -7,6 +7,7 @@ its answer with spaces, and most of the tokens between values are forced.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -53,6 +54,24 @@ def one_of(texts: Iterable[str]) -> str:
 def token(id: int) -> str:
     """A token by its number as a part of a Lark rule, not of a terminal."""
     return f"<[{id}]>"
+
+
+class Spelling:
+    """Texts as parts of Lark rules, not of terminals: what is an added token in them by its number."""
+
+    def __init__(self, added: Mapping[str, int]) -> None:
+        """The ids of added tokens by their texts; where several begin, the longest counts."""
+        self._added = added
+        texts = sorted(filter(None, added), key=len, reverse=True)
+        self._border = re.compile("(" + "|".join(map(re.escape, texts)) + ")") if texts else None
+
+    def of(self, text: str) -> str:
+        """The part."""
+        return self.row(self._border.split(text) if self._border else [text])
+
+    def row(self, pieces: Iterable[str]) -> str:
+        """The part, of pieces that are added tokens or hold none."""
+        return " ".join(token(self._added[one]) if one in self._added else literal(one) for one in pieces if one)
 
 
 def tokens(ids: Iterable[int]) -> str:

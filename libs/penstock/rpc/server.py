@@ -29,6 +29,8 @@ KEEPALIVE: tuple[tuple[str, int], ...] = (
 )
 """For servers and channels: a peer that answers nothing for 15 s is gone. In grpcio 1.85 the last option decides; its
 default is a minute."""
+GONE_S = 15.0
+"""The same where no ping gets through: a Unix socket that is full, as nobody reads it, says nothing of its peer."""
 _SPARE_STREAMS = 64
 """Streams of one connection beyond the calls that the server takes, so that a refusal is heard at once."""
 

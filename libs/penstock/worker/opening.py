@@ -19,7 +19,7 @@ from penstock.engine.pictures.shown import ShownTiles
 from penstock.kv.client.client import StoreClient, open_store
 from penstock.rpc.channels import open_channels
 from penstock.rpc.identity import MemberIdentity
-from penstock.rpc.server import serve
+from penstock.rpc.server import GONE_S, serve
 from penstock.runtime.config import ConfigError
 from penstock.runtime.cores import parse_cores, stay_on
 from penstock.runtime.metrics import WorkerMetrics
@@ -112,6 +112,7 @@ async def open_worker(
                 services,
                 grace=_LATE_S,
                 member=member,
+                stall_s=GONE_S,
                 examine=partial(examined, engine, store, has_store=bool(config.kvstore)),
             ) as server:
                 address = config.address.at(server.port)

@@ -65,9 +65,10 @@ class DraftConfig:
     max_streams: int = 64
     """Most decode workers that are served at once."""
     max_stream_sequences: int = 1024
-    """Most sequences of one decode worker at a time."""
+    """Most sequences of one decode worker at a time; the youngest of the tenant that has most get no drafts."""
     max_stream_tokens: int = 1 << 22
-    """Most tokens in all sequences of one decode worker together; each takes about 40 bytes of memory."""
+    """Most tokens in all sequences of one decode worker together; each takes about 40 bytes of memory. The youngest of
+    the tenant that has most get no drafts."""
     member_tls: Path | None = None
     """A directory of `penstock ca issue`, for a mesh over a network: the services show each other certificates. Without
     it nothing is asked of who calls, so nobody else may reach the address."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
@@ -27,6 +28,8 @@ from penstock.worker.sampling import sampling_from_message
 _MAX_K = 128
 _MOST_IDS = 1 << 32
 """What is no token of the draft model is left out later."""
+_MOST_REFUSED = 1 << 16
+"""Sequences without drafts; a worker has fewer at a time."""
 
 
 @dataclass(slots=True)
@@ -38,22 +41,44 @@ class _Outgoing:
     tokens: array[int] = field(default_factory=lambda: array("I"))
 
 
+@dataclass(slots=True)
+class _Known:
+    """What is remembered of a sequence."""
+
+    owner: bytes
+    letters: int
+    """Of its terms."""
+    span: Span | None
+    length: int = 0
+    """Its tokens."""
+
+    @property
+    def size(self) -> int:
+        """A letter of the terms counts as a token."""
+        return self.length + self.letters
+
+
 class DraftStream:
-    """One decode worker's sequences, within the bounds of `config`."""
+    """One decode worker's sequences, within the bounds of `config`. A sequence whose terms nobody would sample by gets
+    no drafts, and neither does the youngest of the owner that has most, where there is no room for all. What breaks the
+    protocol ends the stream."""
 
     def __init__(self, name: int, drafts: Drafts, config: DraftConfig) -> None:
         self._name = name
         self._drafts = drafts
         self._most_sequences = config.max_stream_sequences
         self._most_tokens = config.max_stream_tokens
-        self._lengths: dict[int, int] = {}
-        """Tokens of each sequence."""
-        self._terms: dict[int, int] = {}
-        """Letters of the terms of each."""
+        self._known: dict[int, _Known] = {}
+        """The oldest first."""
+        self._sizes: Counter[bytes] = Counter()
+        """Tokens of each owner."""
+        self._counts: Counter[bytes] = Counter()
+        """Sequences of each owner."""
         self._held = 0
-        """Tokens of all sequences. A letter of their terms counts as one."""
+        """Tokens of all sequences."""
+        self._without: set[int] = set()
+        """Sequences that get no drafts; what is said of them is left out, until they are forgotten."""
         self._number = 0
-        self._spans: dict[int, Span] = {}
         self._leads: dict[int, _Outgoing] = {}
         self._refused: set[int] = set()
         self._news = asyncio.Event()
@@ -71,23 +96,27 @@ class DraftStream:
             self._number = message.number
             for id in message.forget:
                 self._drop(id)
-            await self._drafts.tell([self._told(sequence) for sequence in message.sequences])
+            told = [self._told(sequence) for sequence in message.sequences if sequence.id not in self._without]
+            await self._drafts.tell([each for each in told if each is not None and each.id[1] in self._known])
 
-    def _told(self, sequence: draft_pb2.DraftSequence) -> DraftTold:
-        known, new = self._lengths.get(sequence.id, 0), sequence.id not in self._lengths
-        if sequence.keep > known:
-            raise bad("keep", str(sequence.keep), f"sequence {sequence.id} has {known} tokens here")
+    def _told(self, sequence: draft_pb2.DraftSequence) -> DraftTold | None:
+        """None when the sequence gets no drafts."""
+        known, terms = self._known.get(sequence.id), None
+        had = 0 if known is None else known.length
+        if sequence.keep > had:
+            raise bad("keep", str(sequence.keep), f"sequence {sequence.id} has {had} tokens here")
         if not sequence.keep + len(sequence.tokens):
             raise bad("tokens", "[]", f"sequence {sequence.id} needs one at least")
-        terms = _terms(sequence.terms) if new else None
-        letters = _letters(terms) if terms else 0
-        self._check(new, sequence.keep + len(sequence.tokens) - known + letters)
-        if new:
-            self._terms[sequence.id] = letters
-            if sequence.traceparent:
-                self._spans[sequence.id] = _span(sequence.traceparent)
-        self._held += sequence.keep + len(sequence.tokens) - known + letters
-        self._lengths[sequence.id] = sequence.keep + len(sequence.tokens)
+        states = self._states(sequence) if sequence.HasField("states") else None
+        if known is None:
+            try:
+                terms = _terms(sequence.terms)
+            except InvalidRequest:  # of this sequence alone, and it may be its client's fault
+                self._leave_out(sequence.id)
+                return None
+            known = self._hold(sequence, terms)
+        self._grow(known, sequence.keep + len(sequence.tokens) - known.length)
+        self._fit()
         return DraftTold(
             id=(self._name, sequence.id),
             number=self._number,
@@ -95,8 +124,38 @@ class DraftStream:
             tokens=list(sequence.tokens),
             k=min(sequence.k, _MAX_K),
             terms=terms,
-            states=self._states(sequence) if sequence.HasField("states") else None,
+            states=states,
         )
+
+    def _hold(self, sequence: draft_pb2.DraftSequence, terms: DraftTerms) -> _Known:
+        span = _span(sequence.traceparent) if sequence.traceparent else None
+        known = self._known[sequence.id] = _Known(terms.owner, _letters(terms), span)
+        self._counts[known.owner] += 1
+        self._sizes[known.owner] += known.size
+        self._held += known.size
+        return known
+
+    def _grow(self, known: _Known, change: int) -> None:
+        known.length += change
+        self._sizes[known.owner] += change
+        self._held += change
+
+    def _fit(self) -> None:
+        """Leaves out the youngest sequences of the owners that have most, until the others have room."""
+        while (many := len(self._known) > self._most_sequences) or self._held > self._most_tokens:
+            taken = self._counts if many else self._sizes
+            most = max(taken, key=taken.__getitem__)
+            youngest = next(id for id in reversed(self._known) if self._known[id].owner == most)
+            self._drop(youngest)
+            self._leave_out(youngest)
+
+    def _leave_out(self, id: int) -> None:
+        if len(self._without) >= _MOST_REFUSED:
+            right = f"a stream may have {_MOST_REFUSED} that get no drafts"
+            raise InvalidRequest(f"sequences: {right}", field="sequences")
+        self._without.add(id)
+        self._refused.add(id)
+        self._news.set()
 
     def _states(self, sequence: draft_pb2.DraftSequence) -> DraftStates:
         """Raises InvalidRequest for what can't be states of the sequence's tokens."""
@@ -111,26 +170,23 @@ class DraftStream:
         self._drafts.metrics.state_bytes.inc(len(rows))
         return DraftStates(begin, [rows[at : at + size] for at in range(0, len(rows), size)])
 
-    def _check(self, new: bool, change: int) -> None:
-        """Raises InvalidRequest when the stream may not hold so much more."""
-        if new and len(self._lengths) >= self._most_sequences:
-            right = f"a stream may have {self._most_sequences} at a time"
-            raise InvalidRequest(f"sequences: {right}", field="sequences")
-        if self._held + change > self._most_tokens:
-            right = f"the sequences of a stream may have {self._most_tokens} together"
-            raise InvalidRequest(f"tokens: {right}", field="tokens")
-
     def _drop(self, id: int) -> None:
-        if id in self._lengths:
+        self._without.discard(id)
+        self._refused.discard(id)
+        if id in self._known:
             self._drafts.forget([self._release(id)])
 
     def _release(self, id: int) -> SequenceId:
-        self._held -= self._lengths.pop(id) + self._terms.pop(id)
+        known = self._known.pop(id)
+        self._held -= known.size
+        self._sizes[known.owner] -= known.size
+        self._counts[known.owner] -= 1
+        if not self._counts[known.owner]:
+            del self._counts[known.owner], self._sizes[known.owner]
         self._leads.pop(id, None)
         self._refused.discard(id)
-        span = self._spans.pop(id, None)
-        if span is not None:
-            span.end()
+        if known.span is not None:
+            known.span.end()
         return self._name, id
 
     # What is guessed
@@ -138,11 +194,11 @@ class DraftStream:
     def take(self, leads: Sequence[DraftLead], refused: Sequence[SequenceId]) -> None:
         """Guesses to send. A reader that is slow gets those of several steps at once."""
         for _, id in refused:
-            if id in self._lengths:
+            if id in self._known:
                 self._refused.add(id)
         for lead in leads:
             id = lead.id[1]
-            if id not in self._lengths:
+            if id not in self._known:
                 continue
             out = self._leads.get(id)
             if out is None or out.after != lead.after:
@@ -185,7 +241,7 @@ class DraftStream:
 
     def close(self) -> None:
         """Forgets everything."""
-        self._drafts.detach(self._name, [self._release(id) for id in list(self._lengths)])
+        self._drafts.detach(self._name, [self._release(id) for id in list(self._known)])
 
 
 def _terms(message: draft_pb2.DraftTerms) -> DraftTerms:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
@@ -13,10 +13,12 @@ from .tiny import tiny_tokenizer
 TOKENIZER = tiny_tokenizer()
 SILENT = frozenset({0, 1, 2})
 SIZE = TOKENIZER.get_vocab_size()
+BYTES = TokenBytes(TOKENIZER, True)
+OF_BYTE = {BYTES.of(token): token for token in range(SIZE)}
 
 
 def stream(ids: list[int]) -> str:
-    text = TextStream(TOKENIZER, SILENT)
+    text = TextStream(TOKENIZER, SILENT, BYTES)
     return "".join([*(text.feed(token) for token in ids), text.finish()])
 
 
@@ -34,6 +36,25 @@ def test_any_tokens_have_some_text(ids):
     assert "<|im_" not in text
 
 
+PIECES = st.one_of(
+    st.sampled_from([text.encode() for text in ("🎉", "é", "中", "\ufffd", "the")]),
+    st.lists(st.integers(0x80, 0xFF), max_size=20).map(bytes),
+)
+
+
+@settings(max_examples=500)
+@given(st.lists(PIECES | st.integers(0, SIZE - 1), max_size=12))
+@example([b"\xf0" * 13, "🎉".encode()])
+@example([b"\x80" * 15, "é".encode()])
+def test_the_text_is_that_of_all_tokens_at_once(pieces):
+    """Also where nothing, or the end of much that is broken, is a character."""
+    ids = []
+    for piece in pieces:
+        ids += [piece] if isinstance(piece, int) else [OF_BYTE[bytes([byte])] for byte in piece]
+    shown = [token for token in ids if token not in SILENT]
+    assert stream(ids) == TOKENIZER.decode(shown, skip_special_tokens=False)
+
+
 @given(st.text(max_size=40))
 def test_bytes_of_tokens_make_the_text(text):
     table = TokenBytes(TOKENIZER, True)
@@ -42,7 +63,7 @@ def test_bytes_of_tokens_make_the_text(text):
 
 def test_partial_characters_are_held_back():
     ids = TOKENIZER.encode("🎉").ids
-    text = TextStream(TOKENIZER, SILENT)
+    text = TextStream(TOKENIZER, SILENT, BYTES)
     assert [text.feed(token) for token in ids] == ["", "", "", "🎉"]
 
 
@@ -62,7 +83,7 @@ def test_behind_what_is_no_character_words_keep_their_space():
     the, cat, a = (own.token_to_id(piece) for piece in pieces[-3:])
 
     def said(ids: list[int]) -> str:
-        text = TextStream(own, frozenset())
+        text = TextStream(own, frozenset(), TokenBytes(own, byte_level=False))
         return "".join([*(text.feed(token) for token in ids), text.finish()])
 
     accent, broken = [1 + 0xC3, 1 + 0xA9], [1 + 0xF0]

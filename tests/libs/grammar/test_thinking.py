@@ -17,6 +17,7 @@ PART = Part("schema", '{"type": "integer"}', "here")
         (("<think>", "</think>"), {}),
         (("<tool_call>", "</tool_call>"), {"<tool_call>": 3, "</tool_call>": 4}),
         (("[THINK]", "</tool_call>"), {"</tool_call>": 4}),
+        (("<tool_call>thought\n", "</tool_call>"), {"<tool_call>": 3, "</tool_call>": 4, "": 5}),
     ],
 )
 def test_the_constraint_holds_behind_the_reasoning(markers, tokens) -> None:

@@ -163,17 +163,21 @@ async def test_a_worker_that_tells_too_fast_has_to_wait():
         await until(lambda: len(model.told) == 2000)
 
 
-async def test_too_much_ends_the_stream_and_names_the_field():
+async def test_a_tenant_s_grammars_cost_its_own_sequence_its_drafts_and_no_stream():
     model = PlainForesight(last_again)
-    async with drafting(model, max_stream_sequences=2, max_stream_tokens=10) as (stub, _, server):
-        for field, ids, tokens in (("sequences", (1, 2, 3), [5]), ("tokens", (1,), [5] * 11)):
-            call = stub.Propose()
-            await call.write(message(1, *((id, 0, tokens) for id in ids)))
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                while True:
-                    await call.read()
-            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-            assert caught.value.details().startswith(field)
+    async with drafting(model, max_stream_tokens=100) as (stub, _, server):
+        call = stub.Propose()
+        await call.write(message(1, (1, 0, [5])))
+        assert await heard(call, 2) == {1: (1, 1, [5, 5])}
+        await call.write(message(2, (2, 0, [6]), grammar="x" * 100))
+        async with asyncio.timeout(10):
+            assert list((await call.read()).refused) == [2]
+        await call.write(message(3, (3, 0, [7]), temperature=float("nan")))
+        async with asyncio.timeout(10):
+            assert list((await call.read()).refused) == [3]
+        await call.write(message(4, (2, 1, [6]), (3, 1, [7]), (1, 1, [8])))
+        assert await heard(call, 2) == {1: (4, 2, [8, 8])}, "the others' stream goes on"
+        call.cancel()
         await idle(server)
 
 
@@ -181,7 +185,6 @@ BAD = {
     "keep": message(1, (1, 4, [5])),
     "number": message(0, (1, 0, [5])),
     "tokens": message(1, (1, 0, [])),
-    "temperature": message(1, (1, 0, [5]), temperature=float("nan")),
 }
 
 

@@ -42,10 +42,10 @@ class Case:
         self.stream = DraftStream(3, self.drafts, CONFIG)
         self.number = 0
 
-    async def say(self, *sequences, forget=(), grammar="", number=None):
+    async def say(self, *sequences, forget=(), owner=b"", number=None, **sampling):
         self.number = number or self.number + 1
-        sampling = common_pb2.Sampling(max_tokens=9, repetition_penalty=1.0, grammar=grammar)
-        terms = draft_pb2.DraftTerms(sampling=sampling, prompt=1, ends=[2])
+        params = common_pb2.Sampling(**{"max_tokens": 9, "repetition_penalty": 1.0, **sampling})
+        terms = draft_pb2.DraftTerms(sampling=params, prompt=1, ends=[2], owner=owner)
         news = draft_pb2.DraftNews(
             number=self.number,
             sequences=[
@@ -88,37 +88,69 @@ async def test_numbers_grow():
         await case.say((1, 1, [1]), number=5)
 
 
-async def test_more_sequences_than_a_stream_may_have_are_refused():
+async def test_more_sequences_than_a_stream_may_have_get_no_drafts():
     case = Case()
     await case.say((1, 0, [1]), (2, 0, [2]), (3, 0, [3]))
-    with pytest.raises(InvalidRequest, match="may have 3 at a time") as caught:
-        await case.say((4, 0, [4]))
-    assert caught.value.field == "sequences"
-    await case.say((1, 1, [5]), (2, 0, [2]))
-    await case.say((4, 0, [4]), forget=[3])
+    await case.say((4, 0, [4]))
+    assert list((await next_message(case)).refused) == [4]
+    await case.say((4, 1, [4]), (1, 1, [5]), (2, 0, [2]))
+    assert [told.id[1] for told in case.drafts.told] == [1, 2, 3, 1, 2], "what is said of it is left out"
+    await case.say((5, 0, [4]), forget=[3, 4])
+    assert case.drafts.told[-1].id == (3, 5)
 
 
-async def test_more_tokens_than_a_stream_may_have_are_refused():
+@pytest.mark.parametrize("last", [(1, 58, [0]), (2, 39, [0] * 2), (3, 0, [0])])
+async def test_beyond_the_tokens_that_a_stream_may_have_the_youngest_gets_no_drafts(last):
     """An end token counts as one."""
     case = Case()
     await case.say((1, 0, [0] * 58), (2, 0, [0] * 40))
-    for more in ((1, 58, [0]), (2, 39, [0] * 2), (3, 0, [0])):
-        with pytest.raises(InvalidRequest, match="may have 100 together") as caught:
-            await case.say(more)
-        assert caught.value.field == "tokens"
-    await case.say((1, 10, [7] * 48), (2, 0, [8] * 40))
-    await case.say((3, 0, [0] * 58), forget=[1])
+    await case.say(last)
+    youngest = max(2, last[0])
+    assert list((await next_message(case)).refused) == [youngest]
+    assert case.drafts.forgotten == [(3, youngest)]
+    await case.say((youngest, 40, [0]), (1, 10, [7] * 48))
+    assert case.drafts.told[-1].id == (3, 1)
 
 
 async def test_letters_of_grammars_count_as_tokens():
     case = Case()
     await case.say((1, 0, [0] * 39), grammar="x" * 60)
-    with pytest.raises(InvalidRequest, match="may have 100 together"):
-        await case.say((2, 0, [0]))
-    await case.say(forget=[1])
-    with pytest.raises(InvalidRequest, match="may have 100 together"):
-        await case.say((2, 0, [0] * 60), grammar="x" * 40)
-    await case.say((2, 0, [0] * 59), grammar="x" * 40)
+    await case.say((2, 0, [0]))
+    await case.say(forget=[1, 2])
+    await case.say((3, 0, [0] * 60), grammar="x" * 40)
+    await case.say((4, 0, [0] * 59), grammar="x" * 40)
+    assert [told.id[1] for told in case.drafts.told] == [1, 4]
+    assert list((await next_message(case)).refused) == [3]
+
+
+async def test_a_tenant_with_many_letters_leaves_the_others_their_drafts():
+    case = Case()
+    await case.say((1, 0, [0]), owner=b"n" * 16)
+    await case.say((2, 0, [0]), (3, 0, [0]), owner=b"m" * 16, grammar="x" * 50)
+    assert list((await next_message(case)).refused) == [3]
+    await case.say((4, 0, [0] * 40), owner=b"n" * 16)
+    assert [told.id[1] for told in case.drafts.told] == [1, 2, 4]
+
+    await case.say((5, 0, [0] * 30), owner=b"o" * 16, forget=[1])
+    assert list((await next_message(case)).refused) == [2], "who has most gives way"
+    assert case.drafts.told[-1].id == (3, 5)
+
+
+async def test_one_of_many_sequences_that_nobody_would_sample_by_gets_no_drafts():
+    case = Case()
+    await case.say((1, 0, [1]))
+    await case.say((2, 0, [1]), temperature=float("nan"))
+    await case.say((1, 1, [1]), (2, 1, [1]))
+    assert [told.id[1] for told in case.drafts.told] == [1, 1]
+    assert list((await next_message(case)).refused) == [2]
+    await case.say((2, 0, [1]), forget=[2])
+    assert case.drafts.told[-1].id == (3, 2)
+
+
+async def test_sequences_without_drafts_are_counted_too():
+    case = Case()
+    with pytest.raises(InvalidRequest, match="65536 that get no drafts"):
+        await case.say(*((id, 0, [1]) for id in range(1 << 16 | 1)), temperature=float("nan"))
 
 
 async def next_message(case):

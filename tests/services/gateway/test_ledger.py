@@ -8,6 +8,8 @@ import io
 import os
 import shutil
 import signal
+import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -15,7 +17,7 @@ import httpx2
 import pytest
 from structlog.testing import capture_logs
 
-from penstock.gateway.accounts.books import MemoryBook, open_book
+from penstock.gateway.accounts.books import LedgerBatch, MemoryBook, open_book
 from penstock.gateway.accounts.entry import HOUR_S, NANO, Counts, LedgerLine, merged, of_request
 from penstock.gateway.accounts.ledger import UsageLedger, open_ledger
 from penstock.gateway.accounts.report import as_csv, rows
@@ -54,8 +56,8 @@ async def where(request, tmp_path) -> AsyncIterator[str]:
 async def test_every_book_adds_and_finds(where):
     first, later, other = LedgerLine(HOUR_S, "a", "m"), LedgerLine(2 * HOUR_S, "a", "m"), LedgerLine(HOUR_S, "b", "m")
     async with open_book(where) as book:
-        await book.add({first: counts(), other: counts(1)}, "one")
-        await book.add({first: counts(20), later: counts(5)}, "two")
+        await book.add({first: counts(), other: counts(1)}, LedgerBatch("one", 1))
+        await book.add({first: counts(20), later: counts(5)}, LedgerBatch("two", 1))
         assert await book.read(0, 10 * HOUR_S, None) == merged(
             [(first, counts()), (first, counts(20)), (later, counts(5)), (other, counts(1))]
         )
@@ -140,11 +142,109 @@ async def test_what_is_being_written_when_the_gateway_ends_is_written_once(monke
 
 @pytest.mark.parametrize("where", ["redis"], indirect=True)
 async def test_a_batch_whose_answer_got_lost_counts_once(where):
+    """Also one that is asked again when the next has been written: what was asked first came late."""
     async with open_book(where) as book:
-        for _ in range(3):
-            await book.add({LedgerLine(HOUR_S, "a", "m"): counts()}, "the same")
+        for number in (1, 1, 2, 1, 2):
+            await book.add({LedgerLine(HOUR_S, "a", "m"): counts()}, LedgerBatch("the same", number))
         [found] = (await book.read(0, 10 * HOUR_S, None)).values()
-        assert found == counts()
+        assert found == merged([(None, counts()), (None, counts())])[None]
+
+
+@pytest.mark.parametrize("where", ["redis"], indirect=True)
+async def test_a_redis_keeps_one_name_of_each_gateway_however_often_it_writes(where):
+    async with open_ledger(where, Terms(), lambda name: None) as ledger:
+        for _ in range(20):
+            ledger.add("a", "m", counts())
+            assert await ledger.flush()
+        assert len(await ledger.book.redis.keys("penstock:usage:*")) == 3, "the hours, this one, and the last batch"
+
+
+class Long(MemoryBook):
+    """Whoever reads first waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.may = asyncio.Event(), asyncio.Event()
+
+    async def read(self, since, until, tenant):
+        if not self.asked.is_set():
+            self.asked.set()
+            await self.may.wait()
+        return await super().read(since, until, tenant)
+
+
+async def test_while_a_long_history_is_read_the_ledger_is_written_and_each_request_counts_once():
+    book, now = Long(), [20.5 * HOUR_S]
+    ledger = UsageLedger(book, Terms(), lambda: now[0])
+    await book.add({LedgerLine(10 * HOUR_S, "a", "m"): counts()}, LedgerBatch("other", 1))
+    ledger.add("a", "m", counts())
+    async with asyncio.TaskGroup() as tasks:
+        reading = tasks.create_task(ledger.read(0, 100 * HOUR_S, None))
+        await book.asked.wait()
+        async with asyncio.timeout(10):
+            assert await ledger.flush()
+            now[0] += HOUR_S
+            ledger.add("a", "m", counts())
+            await ledger.learn_spent(["a"])
+        book.may.set()
+    assert {line.hour // HOUR_S: found.requests for line, found in reading.result().items()} == {10: 1, 20: 1, 21: 1}
+
+
+async def test_what_waits_for_long_counts_once_in_what_is_read_meanwhile():
+    """Its hour is over, and is not read before it is written."""
+    book, now = Long(), [10.5 * HOUR_S]
+    ledger = UsageLedger(book, Terms(), lambda: now[0])
+    ledger.add("a", "m", counts())
+    now[0] += 10 * HOUR_S
+    async with asyncio.TaskGroup() as tasks:
+        reading = tasks.create_task(ledger.read(0, 100 * HOUR_S, None))
+        await book.asked.wait()
+        writing = tasks.create_task(ledger.flush())
+        book.may.set()
+    assert [found.requests for found in reading.result().values()] == [1] and writing.result()
+
+
+async def test_others_have_the_event_loop_between_the_parts_of_a_history(where):
+    """Of 20 hours, and of 4000 counts in one."""
+    lines = {LedgerLine(hour * HOUR_S, "a", "m"): counts() for hour in range(20)}
+    lines |= {LedgerLine(HOUR_S, f"tenant {number}", "m"): counts() for number in range(400)}
+    async with open_book(where) as book:
+        await book.add(lines, LedgerBatch("one", 1))
+        turns = 0
+
+        async def count() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        async with asyncio.TaskGroup() as tasks:
+            counting = tasks.create_task(count())
+            found = await book.read(0, 100 * HOUR_S, None)
+            assert turns >= 20
+            counting.cancel()
+        assert found == lines
+
+
+async def test_a_large_account_is_written_in_a_thread(opened, monkeypatch):
+    places = []
+
+    def written(*asked):
+        places.append(threading.current_thread())
+        return rows(*asked)
+
+    monkeypatch.setattr("penstock.gateway.door.accounting.rows", written)
+    hour = int(time.time()) // HOUR_S * HOUR_S
+    async with opened() as setup, httpx2.AsyncClient(base_url=setup.url) as http:
+        await setup.gateway.reception.ledger.book.add(
+            {LedgerLine(hour, "a", f"model {number:05}"): counts() for number in range(2000)}, LedgerBatch("one", 1)
+        )
+        for form in ("json", "csv"):
+            answer = await http.get("/v1/usage", params={"format": form})
+            assert answer.status_code == 200
+            found = answer.json()["data"] if form == "json" else list(csv.DictReader(io.StringIO(answer.text)))
+            assert [row["model"] for row in found] == [f"model {number:05}" for number in range(2000)]
+    assert len(places) == 2 and threading.main_thread() not in places
 
 
 def test_prices_by_tier_and_model():

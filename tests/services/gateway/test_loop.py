@@ -148,6 +148,7 @@ async def gap_and_status(setup, body: bytes) -> tuple[float, int]:
 
     async def send(client: httpx2.AsyncClient) -> None:
         path = "/v1/completions" if b'"prompt"' in body[:30] else CHAT
+        path = {b'{"prompt"': "/tokenize", b'{"tokens"': "/detokenize"}.get(body[:9], path)
         statuses.append((await client.post(path, content=body)).status_code)
 
     gap = await longest_gap(setup, send)
@@ -182,6 +183,12 @@ LONG = {
     "escapes": (chat(messages=[{"role": "user", "content": "\n" * 7_000_000}]), 400),
     "15 MB of emoji": (raw_chat("😀" * 3_700_000), 400),
     "15 MB of Chinese": (raw_chat("中" * 4_900_000), 400),
+    "a million tokens and their texts": (
+        json.dumps({"prompt": "word " * 200_000, "return_token_strs": True}).encode(),
+        200,
+    ),
+    "the text of two million ids": (json.dumps({"tokens": [300] * 2_000_000}).encode(), 200),
+    "the text of eight million ids": (b'{"tokens": [' + b"1," * 7_900_000 + b"1]}", 400),
     "half a million escapes": (chat(messages=[{"role": "user", "content": "\n" * 500_000}]), 400),
 }
 PAUSE_S = 0.05

@@ -7,7 +7,7 @@ import threading
 from contextlib import ExitStack
 
 from penstock.gateway.completing.seats import Seats
-from penstock.gateway.completing.threads import open_threads
+from penstock.gateway.completing.threads import THREAD_FROM, open_threads
 
 
 class Clock:
@@ -96,3 +96,23 @@ async def test_work_that_nobody_waits_for_keeps_its_place_until_its_end():
         go.set()
         async with asyncio.timeout(10):
             assert await again == "a"
+
+
+async def test_a_tenant_with_many_large_bodies_leaves_another_a_thread():
+    """And gets no more than its own, in its own line."""
+    go, begun = threading.Event(), threading.Semaphore(0)
+
+    def work() -> None:
+        begun.release()
+        go.wait(20)
+
+    with open_threads() as threads:
+        many = [asyncio.ensure_future(threads.run(work, THREAD_FROM, "a")) for _ in range(20)]
+        for _ in range(2):
+            assert await asyncio.to_thread(begun.acquire, timeout=10)
+        async with asyncio.timeout(10):
+            for _ in range(20):
+                assert await threads.run(lambda: "b", THREAD_FROM, "b") == "b"
+        assert not any(one.done() for one in many) and not begun.acquire(blocking=False)
+        go.set()
+        await asyncio.gather(*many)

@@ -177,7 +177,7 @@ async def opened_store(url: str):
 async def test_tokens_are_kept_by_choice(redis_url, redis):
     async with opened_store(redis_url) as (store, threads):
         answer = store.of(SECRET, 3)
-        assert [*map(list, await answer.read(threads))] == [[], [], []]
+        assert [*map(list, await answer.read(threads, "a"))] == [[], [], []]
         long = [index * 7919 % (1 << 32) for index in range(5000)]
         for index, token in enumerate(long):
             answer.add(0, index, token)
@@ -187,9 +187,9 @@ async def test_tokens_are_kept_by_choice(redis_url, redis):
         answer.close()
         await written(redis, len(long) + 1)
         again = store.of(SECRET, 3)
-        assert [*map(list, await again.read(threads))] == [long, [], [5]]
+        assert [*map(list, await again.read(threads, "a"))] == [long, [], [5]]
         assert all([0 < await redis.ttl(name) <= 600 for name in (again.names[0], again.names[2])])
-        assert [*map(list, await store.of(SECRET + b"!", 3).read(threads))] == [[], [], []]
+        assert [*map(list, await store.of(SECRET + b"!", 3).read(threads, "a"))] == [[], [], []]
 
 
 @pytest.mark.parametrize("end", ["whole", "left", "died"])
@@ -243,7 +243,7 @@ async def test_what_was_not_written_by_these_gateways_ends_what_is_known(redis_u
             data = data[: 4 * size] + bytes(7 * size)
         await redis.delete(name)
         await (redis.rpush(name, "x") if what == "another kind" else redis.set(name, data))
-        known, rest = await answer.read(threads)
+        known, rest = await answer.read(threads, "a")
         assert [*known] == ([] if what == "another kind" else [100, 101, 102, 103])
         assert [*rest] == ([*range(100, 110)])
 

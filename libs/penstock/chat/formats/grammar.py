@@ -16,7 +16,7 @@ from penstock.chat.formats.format import ToolFormat, WrittenCalls
 from penstock.chat.formats.values import Values, values_of
 from penstock.chat.messages import Tool
 from penstock.grammar.recipe import Part, Recipe
-from penstock.grammar.text import literal, regex, token
+from penstock.grammar.text import Spelling, literal, regex, token
 
 _ANY = r"(.|\n)*"
 _SAYS_MORE = {"additionalProperties", "patternProperties", "propertyNames", "unevaluatedProperties", "minProperties"}
@@ -64,8 +64,7 @@ class _Frame:
         self._written = written
         self._rules = rules
         self._tokens = tokens
-        texts = sorted((text for text in tokens if text), key=len, reverse=True)
-        self._split = re.compile("(" + "|".join(map(re.escape, texts)) + ")") if texts else None
+        self._spelling = Spelling(tokens)
         self._values: Values = values_of(family.values, self.text)
 
     def recipe(self, loose: frozenset[str]) -> Recipe:
@@ -80,12 +79,10 @@ class _Frame:
 
     def text(self, text: str) -> str:
         """A text as a part of a rule: what are added tokens by their numbers."""
-        pieces = self._split.split(text) if self._split else [text]
         if self._rules.content is not None and self._family.leads:
-            pieces = _JSON_PIECES.findall(text)  # JSON may begin the same way, so that no piece may be longer than its
-        return _row(
-            token(self._tokens[piece]) if piece in self._tokens else literal(piece) for piece in pieces if piece
-        )
+            # JSON may begin the same way, so that no piece may be longer than its
+            return self._spelling.row(_JSON_PIECES.findall(text))
+        return self._spelling.of(text)
 
     def _answer(self) -> list[str]:
         rules = self._rules

@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, closing
+from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, cast
 
 import structlog
 
@@ -24,24 +26,36 @@ from penstock.runtime.threads import started_threads
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
+Result = TypeVar("Result")
+
 _KEPT_S = 400 * 24 * HOUR_S
 """How long Redis keeps an hour."""
 _BUSY_S = 10.0
 _GREET_S = 2.0
 """Most that a gateway waits for a Redis before it serves."""
 _DAY_S = 24 * HOUR_S
-_BATCH_S = _DAY_S
-"""How long Redis knows the name of a batch."""
+_WRITER_S = _DAY_S
+"""How long Redis knows the last batch of a writer that writes no more."""
+_FIELDS = 512
+"""Counts that are read out of Redis and decoded at a time."""
+
+
+class LedgerBatch(NamedTuple):
+    """Whose batch it is, and which: each writer's numbers grow, and none is written before the one before it is."""
+
+    writer: str
+    number: int
 
 
 class Book(Protocol):
     """What the ledger is written in."""
 
-    async def add(self, entries: Entries, batch: str) -> None:
-        """Adds all of them, once for each name of a batch. OSError: none were added, or nobody knows."""
+    async def add(self, entries: Entries, batch: LedgerBatch) -> None:
+        """Adds all of them, once for each batch. OSError: none were added, or nobody knows."""
 
-    async def read(self, since: int, until: int, tenant: str | None) -> Entries:
-        """The entries of the hours that begin in [since, until), of one tenant or of all. Raises OSError."""
+    async def read(self, since: int, until: int, tenant: str | None) -> dict[LedgerLine, Counts]:
+        """The entries of the hours that begin in [since, until), of one tenant or of all. The dictionary is the
+        caller's, its values are not. Raises OSError."""
 
     async def spent(self, day: int, tenants: Sequence[str]) -> Sequence[int]:
         """What each has spent on the day that begins then, in billionths. Raises OSError."""
@@ -51,24 +65,29 @@ class MemoryBook:
     """Forgets with the process."""
 
     def __init__(self) -> None:
-        self._entries: dict[LedgerLine, Counts] = {}
+        self._hours: dict[int, dict[LedgerLine, Counts]] = {}
 
-    async def add(self, entries: Entries, batch: str) -> None:
+    async def add(self, entries: Entries, batch: LedgerBatch) -> None:
         """Adds all of them; can't fail."""
-        self._entries = merged(self._entries.items(), entries.items())
+        for line, counts in entries.items():
+            hour = self._hours.setdefault(line.hour, {})
+            hour |= merged([(line, hour.get(line, Counts())), (line, counts)])
 
-    async def read(self, since: int, until: int, tenant: str | None) -> Entries:
+    async def read(self, since: int, until: int, tenant: str | None) -> dict[LedgerLine, Counts]:
         """The entries in the range."""
-        return {
-            account: counts
-            for account, counts in self._entries.items()
-            if since <= account.hour < until and tenant in (None, account.tenant)
-        }
+        found: dict[LedgerLine, Counts] = {}
+        for hour in sorted(hour for hour in self._hours if since <= hour < until):
+            lines = self._hours[hour].items()
+            found.update((line, counts) for line, counts in lines if tenant in (None, line.tenant))
+            await asyncio.sleep(0)
+        return found
 
     async def spent(self, day: int, tenants: Sequence[str]) -> Sequence[int]:
         """By nobody but this process."""
-        entries = await self.read(day, day + _DAY_S, None)
-        return [sum(counts.cost_nano for line, counts in entries.items() if line.tenant == one) for one in tenants]
+        spent: Counter[str] = Counter()
+        for line, counts in (await self.read(day, day + _DAY_S, None)).items():
+            spent[line.tenant] += counts.cost_nano
+        return [spent[tenant] for tenant in tenants]
 
 
 class SqliteBook:
@@ -81,12 +100,13 @@ class SqliteBook:
     )
     _SPENT = "SELECT SUM(cost_nano) FROM usage WHERE hour >= ? AND hour < ? AND tenant = ?"
     _READ = f"SELECT hour, tenant, model, {', '.join(COUNTS)} FROM usage WHERE hour >= ? AND hour < ?"
+    _NEXT = "SELECT MIN(hour) FROM usage WHERE hour >= ? AND hour < ?"
 
     def __init__(self, database: sqlite3.Connection, thread: ThreadPoolExecutor) -> None:
         self._database = database
         self._thread = thread
 
-    async def add(self, entries: Entries, batch: str) -> None:
+    async def add(self, entries: Entries, batch: LedgerBatch) -> None:
         """Adds all of them in one transaction, which has failed if it raises."""
         rows = [(*account, *(getattr(counts, name) for name in COUNTS)) for account, counts in entries.items()]
 
@@ -96,16 +116,22 @@ class SqliteBook:
 
         await self._run(write)
 
-    async def read(self, since: int, until: int, tenant: str | None) -> Entries:
-        """The entries in the range."""
-        found: list[tuple[int, ...]] = []
+    async def read(self, since: int, until: int, tenant: str | None) -> dict[LedgerLine, Counts]:
+        """The entries in the range, hour by hour, so that others have the thread in between."""
+        found: dict[LedgerLine, Counts] = {}
         where, values = ("", ()) if tenant is None else (" AND tenant = ?", (tenant,))
 
-        def look() -> None:
-            found.extend(self._database.execute(self._READ + where, (since, until, *values)))
+        def look(since: int) -> int:
+            [[hour]] = self._database.execute(self._NEXT, (since, until))
+            if hour is None:
+                return until
+            for row in self._database.execute(self._READ + where, (hour, hour + 1, *values)):
+                found[LedgerLine(*row[:3])] = Counts(*row[3:])
+            return cast("int", hour) + 1
 
-        await self._run(look)
-        return {LedgerLine(*row[:3]): Counts(*row[3:]) for row in found}  # type: ignore[arg-type]
+        while since < until:
+            since = await self._run(partial(look, since))
+        return found
 
     async def spent(self, day: int, tenants: Sequence[str]) -> Sequence[int]:
         """By all that write into the file."""
@@ -119,9 +145,9 @@ class SqliteBook:
         await self._run(look)
         return found
 
-    async def _run(self, work: Callable[[], None]) -> None:
+    async def _run(self, work: Callable[[], Result]) -> Result:
         try:
-            await asyncio.get_running_loop().run_in_executor(self._thread, work)
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
         except sqlite3.Error as error:
             raise OSError(f"the ledger's file: {error}") from None
 
@@ -133,8 +159,9 @@ class RedisBook:
         self.redis = redis
         self._add = redis.register_script(_ADD_ONCE)
 
-    async def add(self, entries: Entries, batch: str) -> None:
-        """Adds all of them in one script, which remembers the batch: an answer may get lost on its way."""
+    async def add(self, entries: Entries, batch: LedgerBatch) -> None:
+        """Adds all of them in one script, which remembers each writer's last batch: an answer may get lost on its way,
+        and what was asked come late."""
         triples = [
             (account.hour, json.dumps([account.tenant, account.model, name]), amount)
             for account, counts in entries.items()
@@ -146,18 +173,23 @@ class RedisBook:
             for account, counts in entries.items()
             if counts.cost_nano
         ]
-        terms = _BATCH_S, _KEPT_S, len(triples)
-        await asked(self._add(keys=[f"penstock:usage:batch:{batch}"], args=[*terms, *chain(*triples, *spent)]))
+        terms = batch.number, _WRITER_S, _KEPT_S, len(triples)
+        await asked(self._add(keys=[f"penstock:usage:writer:{batch.writer}"], args=[*terms, *chain(*triples, *spent)]))
 
-    async def read(self, since: int, until: int, tenant: str | None) -> Entries:
-        """The entries in the range."""
+    async def read(self, since: int, until: int, tenant: str | None) -> dict[LedgerLine, Counts]:
+        """The entries in the range, few at a time, so that others have the event loop in between."""
         found: dict[LedgerLine, Counts] = {}
         hours = cast("list[bytes]", await asked(self.redis.zrangebyscore(_HOURS, since, f"({until}")))
         for hour in map(int, hours):
-            for field, amount in (await asked(self.redis.hgetall(_hour_key(hour)))).items():
-                whose, model, name = json.loads(field)
-                if tenant in (None, whose) and name in COUNTS:
-                    setattr(found.setdefault(LedgerLine(hour, whose, model), Counts()), name, int(amount))
+            cursor, first = 0, True
+            while cursor or first:
+                first = False
+                page = await asked(self.redis.hscan(_hour_key(hour), cursor, count=_FIELDS))
+                cursor, fields = cast("tuple[int, dict[bytes, bytes]]", page)
+                for field, amount in fields.items():  # one that comes twice says the same, or what is newer
+                    whose, model, name = json.loads(field)
+                    if tenant in (None, whose) and name in COUNTS:
+                        setattr(found.setdefault(LedgerLine(hour, whose, model), Counts()), name, int(amount))
         return found
 
     async def spent(self, day: int, tenants: Sequence[str]) -> Sequence[int]:
@@ -170,12 +202,13 @@ class RedisBook:
 _HOURS = "penstock:usage:hours"
 _SPENT = "penstock:usage:spent"
 _ADD_ONCE = f"""
-if not redis.call('SET', KEYS[1], 1, 'NX', 'EX', ARGV[1]) then return end
-local hours = 3 + 3 * ARGV[3]
-for at = 4, hours, 3 do
+if tonumber(redis.call('GET', KEYS[1]) or 0) >= tonumber(ARGV[1]) then return end
+redis.call('SET', KEYS[1], ARGV[1], 'EX', ARGV[2])
+local hours = 4 + 3 * ARGV[4]
+for at = 5, hours, 3 do
   local key = 'penstock:usage:' .. ARGV[at]
   redis.call('HINCRBY', key, ARGV[at + 1], ARGV[at + 2])
-  redis.call('EXPIRE', key, ARGV[2])
+  redis.call('EXPIRE', key, ARGV[3])
   redis.call('ZADD', '{_HOURS}', ARGV[at], ARGV[at])
 end
 for at = hours + 1, #ARGV, 3 do

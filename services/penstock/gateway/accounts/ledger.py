@@ -16,7 +16,7 @@ from itertools import chain
 import structlog
 
 from penstock.errors import Unavailable
-from penstock.gateway.accounts.books import Book, open_book
+from penstock.gateway.accounts.books import Book, LedgerBatch, open_book
 from penstock.gateway.accounts.entry import HOUR_S, NANO, Counts, Entries, LedgerLine, merged
 from penstock.gateway.accounts.terms import Terms
 from penstock.gateway.request.work import TIERS
@@ -37,8 +37,8 @@ class UsageLedger:
         self._clock = clock
         self._waiting: dict[LedgerLine, Counts] = {}
         self._writing: Entries = {}
-        self._batch = ""
-        """The name of what is being written."""
+        self._batch = LedgerBatch(secrets.token_hex(16), 0)
+        """What is being written, or was last."""
         self._closed = False
         self._changed = asyncio.Event()
         self._written = asyncio.Condition()
@@ -69,20 +69,28 @@ class UsageLedger:
         return bool(self._writing or self._waiting)
 
     async def read(self, since: int, until: int, tenant: str | None) -> Entries:
-        """The entries of hours that begin in [since, until), with what is still to be written. Raises Unavailable."""
-        async with self._written:
-            try:
-                written = await self.book.read(since, until, tenant)
-            except OSError as error:
-                self._log.error("the ledger can't be read", reason=str(error))
-                raise Unavailable("the ledger can't be read now", retry_after=_RETRY_S) from None
-            waiting = merged(self._writing.items(), self._waiting.items())
-        ours = {
-            account: counts
-            for account, counts in waiting.items()
-            if since <= account.hour < until and tenant in (None, account.tenant)
-        }
-        return merged(written.items(), ours.items())
+        """The entries of hours that begin in [since, until), with what is still to be written. Raises Unavailable.
+
+        Only the hours that may be written meanwhile are read while nothing is written: they are few.
+        """
+        open_from = min(max(since, self._open_from()), until)
+        try:
+            found = await self.book.read(since, open_from, tenant)
+            async with self._written:
+                found.update(await self.book.read(open_from, until, tenant))
+                waiting = merged(self._writing.items(), self._waiting.items())
+        except OSError as error:
+            self._log.error("the ledger can't be read", reason=str(error))
+            raise Unavailable("the ledger can't be read now", retry_after=_RETRY_S) from None
+        for line, counts in waiting.items():
+            if since <= line.hour < until and tenant in (None, line.tenant):
+                found |= merged([(line, found.get(line, Counts())), (line, counts)])
+        return found
+
+    def _open_from(self) -> int:
+        """The first hour that anything of ours may still be added to."""
+        now = int(self._clock())
+        return min([now - now % HOUR_S, *(line.hour for line in chain(self._writing, self._waiting))])
 
     async def learn_today(self) -> None:
         """Reads what was spent today before this process began. Raises OSError."""
@@ -121,12 +129,12 @@ class UsageLedger:
         self._changed.set()
 
     async def flush(self) -> bool:
-        """Writes what waits; returns whether that worked. A batch that failed is written again as it was, by its name,
-        so that it counts once though the book may have it."""
+        """Writes what waits; returns whether that worked. A batch that failed is written again as it was, by its
+        number, so that it counts once though the book may have it."""
         async with self._written:
             if not self._writing:
                 self._writing, self._waiting = self._waiting, {}
-                self._batch = secrets.token_hex(16)
+                self._batch = self._batch._replace(number=self._batch.number + 1)
             if self._writing:
                 try:
                     await self.book.add(self._writing, self._batch)

@@ -22,7 +22,8 @@ _SLICE = 1 << 16
 class Nodes:
     """Counts the objects, arrays, members and escapes in all JSON texts of one request."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_items: int = MAX_ITEMS) -> None:
+        self._most_items = most_items
         self._nodes = 0
         self._items = 0
         self._escapes = 0
@@ -58,6 +59,6 @@ class Nodes:
         if self._escapes > MAX_ESCAPES:
             what = f"{where}more than {MAX_ESCAPES} escaped characters in one request"
             raise InvalidRequest(what, field=field, code="request_too_complex")
-        if self._items > MAX_ITEMS:
-            what = f"{where}more than {MAX_ITEMS} JSON values in one request"
+        if self._items > self._most_items:
+            what = f"{where}more than {self._most_items} JSON values in one request"
             raise InvalidRequest(what, field=field, code="request_too_complex")

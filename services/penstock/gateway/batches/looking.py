@@ -69,4 +69,4 @@ async def read_lines(
             def read(page: list[tuple[int, bytes]] = page) -> list[BatchLine | LineFault]:
                 return [reader.read(number, line) for number, line in page]
 
-            yield await threads.run(read, sum(len(line) for _, line in page))
+            yield await threads.run(read, sum(len(line) for _, line in page), batch.tenant)

@@ -209,7 +209,7 @@ class Completer:
                 completion.place = place_of(caller.repeat, secret, len(completion.choices))
                 if self._answers is not None and ask.sampling.tokens_alone:
                     completion.stored = self._answers.of(secret, len(completion.choices))
-                    recalled = await completion.stored.read(self._threads)
+                    recalled = await completion.stored.read(self._threads, caller.tenant)
                     completion.recall(recalled, interrupted=not completion.stored.over)
             try:
                 async with (
@@ -268,7 +268,7 @@ class Completer:
         if isinstance(prompt, Conversation):
             prepared = await self._rendered(work, size, caller, pictures=has_pictures(prompt))
         else:
-            prepared = await self._threads.run(work, size)
+            prepared = await self._threads.run(work, size, caller.tenant)
         use = None if caller.yields else prepared.session  # a line has no next turn
         if use is not None:
             self._metrics.remembered.inc(use.branch.prompt.reused)
@@ -291,7 +291,8 @@ class Completer:
         """The grammar of the answers to a prompt; empty: any text."""
 
         async def compiled(written: Callable[[], Recipe]) -> str:
-            return await self._compiler.grammar(await self._threads.run(written, size), tenant=caller.tenant)
+            recipe = await self._threads.run(written, size, caller.tenant)
+            return await self._compiler.grammar(recipe, tenant=caller.tenant)
 
         if prompt.calling is not None and prompt.rendered is not None and self._model.family.written is not None:
             return await call_grammar(self._model, prompt.calling, prompt.thinking, ask.constraint, compiled)

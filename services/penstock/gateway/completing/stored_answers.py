@@ -62,14 +62,14 @@ class StoredAnswer:
         """Whether a request for it has ended before; known after `read`."""
         self.closed = False
 
-    async def read(self, threads: Threads) -> Sequence[Sequence[int]]:
+    async def read(self, threads: Threads, tenant: str) -> Sequence[Sequence[int]]:
         """The tokens of each choice that are known; what cannot be read in time is not."""
         *found, over = await self._store.read([*self.names, self.over_name])
         self.over = bool(over)
         most = max(map(len, found), default=0)
         if not most:
             return [() for _ in self.names]
-        return await threads.run(lambda: [self._tokens(*each) for each in enumerate(found)], most)
+        return await threads.run(lambda: [self._tokens(*each) for each in enumerate(found)], most, tenant)
 
     def add(self, choice: int, index: int, token: int) -> None:
         """Notes the next token of a choice."""

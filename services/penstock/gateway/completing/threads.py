@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from math import inf
 from typing import TypeVar
 
 from penstock.gateway.completing.seats import Seats
@@ -17,6 +18,8 @@ Value = TypeVar("Value")
 THREAD_FROM = 8192
 """Characters from which a prompt is prepared in a thread: more may hold the event loop for over 5 ms."""
 _AT_ONCE = 2
+_WORKING = _AT_ONCE + 1
+"""Threads for work whose size says how long it takes: a tenant that takes all it may have leaves one."""
 _RENDERING = 2 * _AT_ONCE + 1
 """Threads that render prompts of a size: two tenants that take all they may have leave one."""
 _LONG_S = 0.5
@@ -35,34 +38,36 @@ class _Room:
 class Threads:
     """Separate threads for short and for long work, so that short work never waits for long. Made by `open_threads`."""
 
-    def __init__(self, pool: ThreadPoolExecutor, short: _Room, long: _Room) -> None:
-        self._pool = pool
+    def __init__(self, work: _Room, short: _Room, long: _Room) -> None:
+        self._work = work
         self._short_prompts = short
         self._long_prompts = long
 
-    async def run(self, work: Callable[[], Value], size: int) -> Value:
-        """Runs `work` here when it is quick, else in a thread, so that the event loop never waits for it.
+    async def run(self, work: Callable[[], Value], size: int, tenant: str) -> Value:
+        """Runs `work` here when it is quick, else in a thread, so that the event loop never waits for it. Tenants with
+        much work wait for each other as in `render`, and leave others a thread.
 
         `size` is roughly how many characters it reads, which says how long it takes.
         """
-        if size < THREAD_FROM:
-            return work()
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        return work() if size < THREAD_FROM else await _seated(self._work, work, tenant)
 
     async def render(self, work: Callable[[], Value], size: int, tenant: str) -> Value:
         """Runs `work` in a thread. It renders a model's chat template, which may take long whatever its size: tenants
         whose work does wait for each other, and not others for them. A caller that is cancelled does not wait, but work
         that has begun keeps its thread and its tenant's place until its end."""
-        room = self._short_prompts if size < THREAD_FROM else self._long_prompts
-        leave, loop = await room.seats.take(tenant), asyncio.get_running_loop()
-        working = room.pool.submit(work)
+        return await _seated(self._short_prompts if size < THREAD_FROM else self._long_prompts, work, tenant)
 
-        def left(_ended: Future[Value]) -> None:
-            with suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(leave)
 
-        working.add_done_callback(left)
-        return await asyncio.wrap_future(working)
+async def _seated(room: _Room, work: Callable[[], Value], tenant: str) -> Value:
+    leave, loop = await room.seats.take(tenant), asyncio.get_running_loop()
+    working = room.pool.submit(work)
+
+    def left(_ended: Future[Value]) -> None:
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(leave)
+
+    working.add_done_callback(left)
+    return await asyncio.wrap_future(working)
 
 
 @contextmanager
@@ -77,4 +82,4 @@ def open_threads() -> Iterator[Threads]:
 
         short = _Room(opened("short", _RENDERING), Seats(at_once=_AT_ONCE, long_s=_LONG_S))
         long = _Room(opened("long", _RENDERING), Seats(at_once=_AT_ONCE, long_s=_VERY_LONG_S))
-        yield Threads(opened("work", _AT_ONCE), short, long)
+        yield Threads(_Room(opened("work", _WORKING), Seats(at_once=_AT_ONCE, long_s=inf)), short, long)

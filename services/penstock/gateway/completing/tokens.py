@@ -12,7 +12,7 @@ from penstock.gateway.completing.prompts import MOST_TOKENS, has_pictures, weigh
 from penstock.gateway.completing.threads import Threads
 from penstock.gateway.completing.volatile import VolatileLines
 from penstock.gateway.request.ask import Conversation, check_token
-from penstock.gateway.request.bounds import check_count
+from penstock.gateway.request.bounds import MAX_SHOWN, check_count
 
 
 class Tokens:
@@ -29,17 +29,16 @@ class Tokens:
         work, size = partial(self._of, prompt, special), weight(prompt)
         if isinstance(prompt, Conversation):
             return await self._threads.render(work, size, tenant)
-        return await self._threads.run(work, size)
+        return await self._threads.run(work, size, tenant)
 
-    async def text(self, ids: Sequence[int]) -> str:
+    async def text(self, ids: Sequence[int], tenant: str) -> str:
         """The text of ids. Raises InvalidRequest for too many, Unprocessable for an id that the model does not have."""
-        check_count("tokens", len(ids), MOST_TOKENS)
-        return await self._threads.run(partial(self._text, ids), len(ids))
+        check_count("tokens", len(ids), MAX_SHOWN)
+        return await self._threads.run(partial(self._text, ids), len(ids), tenant)
 
-    async def names(self, ids: Sequence[int]) -> list[str | None]:
-        """How the tokenizer writes each token; null where it has no such token."""
-        name = self._model.tokenizer.id_to_token
-        return await self._threads.run(lambda: [name(token) for token in ids], len(ids))
+    def name(self, token: int) -> str | None:
+        """How the tokenizer writes the token; None where it has no such token."""
+        return self._model.tokenizer.id_to_token(token)
 
     def _of(self, prompt: Conversation | str, special: bool) -> Sequence[int]:
         encoder = self._model.encoder

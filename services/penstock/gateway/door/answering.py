@@ -44,7 +44,7 @@ async def inquiry_of(
 
     def apart(work: Callable[[], Value], more: int = 0) -> Awaitable[Value]:
         size = length + more
-        return reception.threads.run(work, size if size >= _THREAD_BODY else 0)
+        return reception.threads.run(work, size if size >= _THREAD_BODY else 0, tenant)
 
     return await api.read(body, Visit(tenant, apart, ignored))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -23,6 +23,8 @@ from penstock.gateway.door.uploads import Uploads
 from penstock.gateway.request.ask import Conversation
 
 _THREAD_BODY = 64 * 1024
+_SLICE = 8192
+"""Tokens that are written in one go: nobody else runs meanwhile."""
 Value = TypeVar("Value")
 
 
@@ -56,45 +58,54 @@ class Counting:
         self._reception.auth.tenant(request.headers)
         raise InvalidRequest("this model makes no embeddings", field="model", code="unsupported_model")
 
-    async def _answer(self, request: Request, answer: Callable[[Request, str], Awaitable[Json]]) -> Response:
+    async def _answer(self, request: Request, answer: Callable[[Request, str], Awaitable[bytes]]) -> Response:
         try:
             async with self._reception.one(request.headers, Arrival(request.state.request_id)) as tenant:
-                return Response(encode(await answer(request, tenant)), media_type=JSON)
+                return Response(await answer(request, tenant), media_type=JSON)
         except ClientGone:
             return Response(status_code=400)  # the client has left and reads no response
 
-    async def _tokenize(self, request: Request, tenant: str) -> Json:
+    async def _tokenize(self, request: Request, tenant: str) -> bytes:
         body, prompt = await self._read(request, tenant, read_tokenize)
         model = self._models.of(body.model)
-        tokens = model.tokens
-        ids = list(await tokens.of(prompt, tenant, special=body.add_special_tokens is not False))
-        return {
-            "count": len(ids),
-            "max_model_len": model.context,
-            "tokens": ids,
-            "token_strs": await tokens.names(ids) if body.return_token_strs else None,
-        }
+        ids = await model.tokens.of(prompt, tenant, special=body.add_special_tokens is not False)
+        name = model.tokens.name if body.return_token_strs else None
+        written = partial(_written, {"count": len(ids), "max_model_len": model.context}, ids, name)
+        return await self._reception.threads.run(written, len(ids), tenant)
 
-    async def _detokenize(self, request: Request, tenant: str) -> Json:
+    async def _detokenize(self, request: Request, tenant: str) -> bytes:
         body = await self._read(request, tenant, read_detokenize)
-        return {"prompt": await self._models.of(body.model).tokens.text(body.tokens)}
+        text = await self._models.of(body.model).tokens.text(body.tokens, tenant)
+        return await self._reception.threads.run(lambda: encode({"prompt": text}), len(text), tenant)
 
-    async def _count(self, request: Request, tenant: str) -> Json:
+    async def _count(self, request: Request, tenant: str) -> bytes:
         model, prompt = await self._read(request, tenant, count_prompt)
-        return {"input_tokens": len(await self._models.of(model).tokens.of(prompt, tenant))}
+        return encode({"input_tokens": len(await self._models.of(model).tokens.of(prompt, tenant))})
 
-    async def _input_tokens(self, request: Request, tenant: str) -> Json:
+    async def _input_tokens(self, request: Request, tenant: str) -> bytes:
         most = self._reception.config.max_body_bytes
         async with self._uploads.body(tenant, request.headers, request.receive, most) as body:
             ask = (await inquiry_of(self._reception, self._responses, body, tenant)).ask
         model = self._models.of(ask.model)
         [prompt] = ask.prompts
         assert isinstance(prompt, Conversation)
-        return {"object": "response.input_tokens", "input_tokens": len(await model.tokens.of(prompt, tenant))}
+        count = len(await model.tokens.of(prompt, tenant))
+        return encode({"object": "response.input_tokens", "input_tokens": count})
 
     async def _read(self, request: Request, tenant: str, read: Callable[[bytes, list[str] | None], Value]) -> Value:
         config = self._reception.config
         ignored: list[str] | None = [] if config.unknown_fields == "warn" else None
         async with self._uploads.body(tenant, request.headers, request.receive, config.max_body_bytes) as body:
             size = len(body) if len(body) >= _THREAD_BODY else 0
-            return await self._reception.threads.run(partial(read, body, ignored), size)
+            return await self._reception.threads.run(partial(read, body, ignored), size, tenant)
+
+
+def _written(head: Json, ids: Sequence[int], name: Callable[[int], str | None] | None) -> bytes:
+    """The answer to /tokenize."""
+    names = b"null" if name is None else _listed(ids, lambda part: [name(token) for token in part])
+    return encode(head)[:-1] + b',"tokens":' + _listed(ids, list) + b',"token_strs":' + names + b"}"
+
+
+def _listed(ids: Sequence[int], shown: Callable[[Sequence[int]], Sequence[object]]) -> bytes:
+    parts = (encode(shown(ids[at : at + _SLICE]))[1:-1] for at in range(0, len(ids), _SLICE))
+    return b"[" + b",".join(parts) + b"]"

@@ -59,7 +59,7 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
         """What `request` asks for, for the length of the block; it ends with its client."""
         arrival, headers = current_arrival(), metadata(context)
         most = self._reception.config.max_n
-        ask = await self._reception.threads.run(lambda: read(request, most), request.ByteSize())
+        ask = await self._reception.threads.run(lambda: read(request, most), request.ByteSize(), arrival.tenant)
         left = context.time_remaining()
         caller = running.Caller(
             tenant=arrival.tenant,

@@ -31,6 +31,7 @@ class ResponsePages:
 
     async def input_items(self, request: Request) -> Response:
         """GET /v1/responses/{id}/input_items"""
-        kept = await self._stored.find(self._auth.tenant(request.headers), request.path_params["id"])
-        page = await self._threads.run(lambda: encode(page_of(kept, request.query_params)), len(kept.items))
+        tenant = self._auth.tenant(request.headers)
+        kept = await self._stored.find(tenant, request.path_params["id"])
+        page = await self._threads.run(lambda: encode(page_of(kept, request.query_params)), len(kept.items), tenant)
         return Response(page, media_type=JSON)

@@ -59,6 +59,8 @@ MAX_NODES = 1 << 16
 """JSON objects, arrays and members of objects in one request; 10,000 messages with their texts have 30,000."""
 MAX_ITEMS = 1 << 19
 """JSON values in one request; a prompt of token ids has one for each token."""
+MAX_SHOWN = 1 << 21
+"""Token ids whose text is asked for in one request; far beyond any context."""
 MAX_ESCAPES = 3 << 19
 """Backslashes in one request, since a decoder takes many times longer for an escape than for a letter."""
 MAX_DEPTH = 100

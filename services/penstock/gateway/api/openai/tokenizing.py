@@ -8,6 +8,7 @@ from msgspec import Raw
 
 from penstock.errors import InvalidRequest
 from penstock.gateway.api.fields import ABSENT, honoured, refused
+from penstock.gateway.api.long_numbers import LongNumbers
 from penstock.gateway.api.nodes import Nodes
 from penstock.gateway.api.openai.asks import message_of
 from penstock.gateway.api.openai.bodies import (
@@ -51,7 +52,7 @@ class DetokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 _TOKENIZE = BodyReader(TokenizeBody)
-read_detokenize = BodyReader(DetokenizeBody).read
+_DETOKENIZE = BodyReader(DetokenizeBody)
 
 
 def read_tokenize(raw: bytes, ignored: list[str] | None = None) -> tuple[TokenizeBody, Conversation | str]:
@@ -64,6 +65,18 @@ def read_tokenize(raw: bytes, ignored: list[str] | None = None) -> tuple[Tokeniz
     if body.prompt is not None:
         return body, body.prompt
     return body, _conversation(body, body.messages or (), nodes)
+
+
+def read_detokenize(raw: bytes, ignored: list[str] | None = None) -> DetokenizeBody:
+    """The body. Raises InvalidRequest naming the field."""
+    Nodes(bounds.MAX_SHOWN).add(raw)
+    ids = LongNumbers(raw)
+    body = _DETOKENIZE.read(ids.rest, ignored)
+    try:
+        body.tokens = ids.put_back(body.tokens)
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"tokens: must be whole numbers: {error}", field="tokens") from None
+    return body
 
 
 def _conversation(body: TokenizeBody, messages: Sequence[MessageBody], nodes: Nodes) -> Conversation:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TypeVar
 
 from penstock.chat.messages import Call, Message, PictureLink
@@ -28,24 +27,25 @@ class Dialogue:
         self.messages: list[Message] = [Message("system", instructions)] if instructions else []
         self.marks: list[Mark] = []
         self._nodes = nodes
-        self._turn: Message | None = None
+        self._turn: _Turn | None = None
         """The assistant's message that may still grow."""
 
     def add(self, items: Sequence[InputItem], place: str | None = None) -> None:
         """Appends items; `place` is where they stand in the body, None for those of a stored response."""
         for at, item in enumerate(items):
             self._add(item, f"{place}[{at}]" if place else "previous_response_id")
+        self._write()
 
     def _add(self, item: InputItem, field: str) -> None:
         kind = item.type or "message"
         if kind == "message":
             self._message(item, field)
         elif kind == "reasoning":
-            self._said(Message("assistant", reasoning=_reasoning(item, field)), field)
+            self._said(Message("assistant", reasoning=_reasoning(item, field)))
         elif kind == "function_call":
             call = _call(item, field)
             self._nodes.add(call.arguments.encode(), f"{field}.arguments")
-            self._said(Message("assistant", calls=(call,)), field)
+            self._said(Message("assistant", calls=(call,)))
         elif kind == "function_call_output":
             call_id = _required(item.call_id, f"{field}.call_id")
             self._other(_message("tool", item.output, f"{field}.output", call_id=call_id))
@@ -63,34 +63,61 @@ class Dialogue:
         else:
             message = Message("system" if role == "developer" else role, _content(item.content, f"{field}.content"))
         if role == "assistant":
-            self._said(message, field)
+            self._said(message)
         else:
             self._other(message)
-        text = self.messages[-1].content.removesuffix(message.content)
-        for number, part in enumerate(item.content if isinstance(item.content, list) else ()):
+        parts = item.content if isinstance(item.content, list) else []
+        if all(part.cache_control is None for part in parts):
+            return
+        text = self._turn.said().removesuffix(message.content) if self._turn is not None else ""
+        for number, part in enumerate(parts):
             text += part.text or ""
             if part.cache_control is not None:
                 check_marks(len(self.marks) + 1)
                 place = f"{field}.content[{number}].cache_control"
                 self.marks.append((len(self.messages) - 1, text, place, part.cache_control))
 
-    def _said(self, more: Message, field: str) -> None:
+    def _said(self, more: Message) -> None:
         """Adds to the assistant's message, in which reasoning stands first and calls last."""
-        turn = self._turn
-        if turn is None or (more.reasoning and (turn.content or turn.calls)) or (more.content and turn.calls):
+        if self._turn is None or not self._turn.goes_on_with(more):
             self._other(more)
-            self._turn = more
-            return
-        self._turn = self.messages[-1] = replace(
-            turn,
-            content=turn.content + more.content,
-            reasoning=turn.reasoning + more.reasoning,
-            calls=turn.calls + more.calls,
-        )
+            self._turn = _Turn()
+        self._turn.add(more)
 
     def _other(self, message: Message) -> None:
+        self._write()
         self.messages.append(message)
         self._turn = None
+
+    def _write(self) -> None:
+        if self._turn is not None:
+            self.messages[-1] = self._turn.message()
+
+
+class _Turn:
+    """The assistant's message in parts: joined once, since a client may send very many."""
+
+    def __init__(self) -> None:
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: list[Call] = []
+
+    def goes_on_with(self, more: Message) -> bool:
+        """Whether that can be a part of it."""
+        return not ((more.reasoning and (self._content or self._calls)) or (more.content and self._calls))
+
+    def add(self, more: Message) -> None:
+        self._content += [more.content] if more.content else []
+        self._reasoning += [more.reasoning] if more.reasoning else []
+        self._calls += more.calls
+
+    def said(self) -> str:
+        """Its content so far."""
+        return "".join(self._content)
+
+    def message(self) -> Message:
+        """As far as it is known."""
+        return Message("assistant", self.said(), reasoning="".join(self._reasoning), calls=tuple(self._calls))
 
 
 def sealed(reasoning: str) -> str:
