@@ -53,7 +53,7 @@ class ScaledSimulation(Simulation):
         """Requests that are planned for a worker and have not ended there: where only the prompt is computed, they end
         with it, as with real workers."""
         self._placed_tokens = self._answer_tokens = 0.0
-        self._arrived = 0
+        self._arrived = self._begun = 0
         self._judged: deque[tuple[float, bool, bool]] = deque()
         """When requests ended, and which targets they met."""
         self.actions: list[tuple[float, ScaleAction]] = []
@@ -87,6 +87,7 @@ class ScaledSimulation(Simulation):
     def _prefilled(self, ask: RecordedAsk, served: Served, planned: Planned) -> None:
         if planned.prefill is not None and planned.prefill.id != planned.decode.id:
             self._promised[planned.prefill.id] -= 1
+        self._begun += 1
         super()._prefilled(ask, served, planned)
 
     def _ended(self, ask: RecordedAsk, served: Served, planned: Planned) -> None:
@@ -121,6 +122,7 @@ class ScaledSimulation(Simulation):
         return MeshCounts(
             at=self._now,
             arrived=self._arrived,
+            begun=self._begun,
             computed_tokens=self._placed_tokens - queued,
             answer_tokens=self._answer_tokens,
             accepted_tokens=0.0,

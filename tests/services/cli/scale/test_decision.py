@@ -18,7 +18,7 @@ LOADS = st.fixed_dictionaries(
     {
         "requests_per_s": st.floats(0, 50),
         "prompt_tokens_per_s": RATES,
-        "answer_tokens_per_s": RATES,
+        "answer_tokens": st.floats(0, 10_000),
         "backlog_tokens": st.floats(0, 1e6),
         "sequences": st.floats(0, 384),
         "kv_used": st.floats(0, 6),
@@ -28,12 +28,12 @@ LOADS = st.fixed_dictionaries(
         "can_add": st.booleans(),
     }
 )
-CAUSES = ["prompt_tokens_per_s", "answer_tokens_per_s", "backlog_tokens", "sequences", "kv_used"]
+CAUSES = ["prompt_tokens_per_s", "answer_tokens", "backlog_tokens", "sequences", "kv_used"]
 STEADY = st.fixed_dictionaries(
     {
         "requests_per_s": st.floats(0.1, 20),
         "prompt_tokens_per_s": RATES,
-        "answer_tokens_per_s": st.floats(0, 8000),
+        "answer_tokens": st.floats(0, 400),
         "judged": st.just(100),
     }
 )
@@ -126,7 +126,7 @@ def test_a_role_that_lacks_workers_gets_those_that_the_other_can_spare_first() -
 def test_what_the_other_role_had_to_do_lately_is_not_to_spare() -> None:
     fleet = Fleet(1, 3)
     for _ in range(6):
-        fleet.look(answer_tokens_per_s=1500.0)
+        fleet.look(answer_tokens=750.0)
     assert fleet.want["decode"] >= 2
     fleet.look(backlog_tokens=500_000.0)
     spared = fleet.kinds().count("flip")
