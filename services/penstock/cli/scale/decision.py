@@ -17,7 +17,7 @@ places the running answers fill.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import ceil, inf, sqrt
 
@@ -46,6 +46,8 @@ _ENOUGH = 20
 """Requests by which targets are judged."""
 _HURRY = 1.5
 """Workers that make up for what waits are at most so many times those that the load needs anyway."""
+_SHOWS = 3
+"""Looks in which all had enough to do say what they can."""
 _MOST_LEAVING = 1024
 """Workers that are remembered as leaving, some of them away."""
 _WAITS = 0.5
@@ -84,6 +86,7 @@ def _remembered(mesh: MeshSeen, memory: ScaleMemory, knobs: ScaleKnobs) -> Scale
         prompts=prompts,
         answers=answers,
         period=period_of(prompts) or period_of(answers),  # what comes again brings both; prompts say more exactly when
+        late_computed=(*memory.late_computed, mesh.computed_per_s)[-WINDOW:] if _all_busy(mesh, knobs) else (),
         late_answers=(
             *memory.late_answers,
             AnswersSeen(mesh.sequences, mesh.generated_per_s, mesh.ended_per_s),
@@ -145,7 +148,7 @@ def _needed(mesh: MeshSeen, memory: ScaleMemory, knobs: ScaleKnobs) -> tuple[dic
     own = prompts / requests if requests > 0 else 0.0
     expected = strain["prefill"] * max(prompts, soon)
     count = prefill_workers(expected, max(requests, expected / own) if own else 0.0, pace, targets)
-    late, left_s = _late(mesh, strain["prefill"] * prompts, knobs)
+    late, left_s = _late(mesh, memory.late_computed, strain["prefill"] * prompts, knobs)
     late = min(late, ceil(_HURRY * count))
     why: dict[WorkRole, str] = {
         "prefill": f"{prompts:,.0f} prompt tokens/s, {soon:,.0f} expected, {mesh.backlog_tokens:,.0f} wait"
@@ -169,11 +172,24 @@ def _needed(mesh: MeshSeen, memory: ScaleMemory, knobs: ScaleKnobs) -> tuple[dic
     return {"prefill": max(count, late), "decode": decode}, why
 
 
-def _late(mesh: MeshSeen, tokens_per_s: float, knobs: ScaleKnobs) -> tuple[int, float]:
+def _all_busy(mesh: MeshSeen, knobs: ScaleKnobs) -> bool:
+    """Whether more prompts wait than can be computed until the next look."""
+    return mesh.backlog_tokens > len(mesh.having("prefill")) * mesh.pace.prefill_rate * knobs.every_s
+
+
+def _late(mesh: MeshSeen, computed: Sequence[float], tokens_per_s: float, knobs: ScaleKnobs) -> tuple[int, float]:
     """Workers that make up, within as long again, for the prompts that will wait too long when a new one is ready; and
-    the seconds for which those prompts, and all that will wait then, would keep the present ones busy."""
+    the seconds for which those prompts, and all that will wait then, would keep the present ones busy.
+
+    What they `computed` while they had enough to do is what they can: one that has answers to end beside prompts is
+    slower by half than one that has none.
+    """
     count, rate, horizon_s = max(1, mesh.count("prefill")), mesh.pace.prefill_rate, knobs.start_s + knobs.every_s
-    left_s = max(0.0, mesh.backlog_tokens + (tokens_per_s - count * rate) * horizon_s) / (count * rate)
-    too_long = (left_s - _WAITS * knobs.targets.ttft_s) * count * rate
+    able = count * rate
+    if len(computed) >= _SHOWS:
+        able = min(able, max(rate, sum(computed) / len(computed)) + mesh.starting.get("prefill", 0) * rate)
+    left_s = max(0.0, mesh.backlog_tokens + (tokens_per_s - able) * horizon_s) / able
+    too_long = (left_s - _WAITS * knobs.targets.ttft_s) * able
     clear_s = max(knobs.targets.ttft_s, knobs.start_s)
-    return (ceil((tokens_per_s + too_long / clear_s) / rate - 1e-9) if too_long > 0 else 0), left_s
+    more = (tokens_per_s + too_long / clear_s - able) / rate
+    return (max(0, count + ceil(more - 1e-9)) if too_long > 0 else 0), left_s

@@ -80,6 +80,7 @@ class LoadMeter:
             at=now.at,
             requests_per_s=arrived / seconds,
             prompt_tokens_per_s=max(0.0, came) / seconds,
+            computed_per_s=_more(now.computed_tokens, last.computed_tokens) / seconds,
             answer_tokens=self._answer.mean,
             generated_per_s=max(0.0, generated) / seconds,
             ended_per_s=ended / seconds,

@@ -82,6 +82,8 @@ class MeshSeen(MeshNow):
     requests_per_s: float
     prompt_tokens_per_s: float
     """To be computed, those that wait among them."""
+    computed_per_s: float = 0.0
+    """Tokens of prompts that were computed."""
     answer_tokens: float
     """Of one answer, in the mean of late ones."""
     generated_per_s: float = 0.0
@@ -133,6 +135,8 @@ class ScaleMemory:
     answers: LoadHistory = field(default_factory=LoadHistory)
     period: int = 0
     """Of the load, in looks; 0: it has none."""
+    late_computed: tuple[float, ...] = ()
+    """Tokens of prompts per second of the last looks, as long as all of these had more to compute than they could."""
     late_answers: tuple[AnswersSeen, ...] = ()
     """Of the last looks."""
     wants: Mapping[WorkRole, tuple[ScaleWant, ...]] = field(default_factory=dict)

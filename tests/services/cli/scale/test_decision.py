@@ -251,6 +251,19 @@ def test_targets_that_are_missed_with_the_wanted_workers_raise_what_is_planned_f
     assert strained > calm.want["prefill"]
 
 
+def test_workers_that_compute_less_than_they_could_are_taken_for_what_they_do() -> None:
+    """As those that have answers to end beside prompts: a backlog would stay for as long as these do."""
+
+    def wanted(computed: float) -> int:
+        fleet = Fleet(4, 1, replace(KNOBS, most=dict.fromkeys(ROLES, 20)))
+        for _ in range(10):
+            fleet.look(prompt_tokens_per_s=18_000.0, backlog_tokens=200_000.0, computed_per_s=computed, can_add=False)
+        return fleet.want["prefill"]
+
+    assert wanted(20_000.0) < wanted(12_000.0)
+    assert wanted(0.0) < 12, "where nothing is seen to be computed, that is no reason for as many as there may be"
+
+
 def test_every_action_says_why() -> None:
     fleet = Fleet(1, 1)
     fleet.look(backlog_tokens=400_000.0)

@@ -34,6 +34,7 @@ def test_what_waits_has_come_too() -> None:
     assert later is not None
     assert later.prompt_tokens_per_s == pytest.approx(400.0), "those that the router holds back are like the others"
     assert later.backlog_tokens == pytest.approx(6000.0)
+    assert (seen.computed_per_s, later.computed_per_s) == (600.0, 0.0)
 
 
 def test_answers_are_expected_to_be_as_long_as_those_before() -> None:
