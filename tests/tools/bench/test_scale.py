@@ -34,6 +34,10 @@ def test_figures_of_planner_static_split_and_reference(trace: Path) -> None:
     assert workers is not None and static is not None and static >= 2
     assert found["planner_worker_time_vs_static_small"].value == pytest.approx(workers / static)
     assert found["static_met_small"].value >= 0.95
+    busy = found["busy_workers_small"].value
+    assert busy is not None and 2 <= busy <= workers, "they also start, and drain, and wait"
+    assert found["busy_workers_vs_static_small"].value == pytest.approx(busy / static)
+    assert found["at_once_met_small"].value >= found["planner_met_small"].value
     for id in ("planner_met_small", "utilisation_met_small"):
         assert 0 < found[id].value <= 1
     text = section(report.json())

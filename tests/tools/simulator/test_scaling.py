@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 
 from penstock.bench.scale import MESH, WORKLOADS, Scaled, ScaleWorkload, knobs, planned, scaled, static
-from penstock.cli.scale.state import ScaleAction
+from penstock.cli.scale.state import MeshSeen, ScaleAction
 from penstock.simulator.capacity import Slo
 from penstock.simulator.controllers import PlannerController, UtilisationController
 from penstock.simulator.scaling import ScaledSimulation, ScalingSetup
 from penstock.simulator.waves import WavePhase, wave
+from penstock.traces.reading import RecordedAsk, Trace
 
 LITTLE = WavePhase(seconds=300, per_s=0.25, prompt=24_000, answer=300)
 SLO = Slo(ttft_s=24.0, itl_s=0.06)
@@ -59,6 +60,20 @@ def test_a_worker_that_was_ordered_gets_work_when_it_is_ready(run: ScaledSimulat
     joined = [seat.joined_at for name, seat in run._seats.items() if name.startswith("added-")]
     assert len(joined) == sum(action.kind == "add" for _, action in run.actions)
     assert run._stays["added-2"].ordered_at == at
+
+
+def test_a_prefill_worker_has_nothing_to_do_while_its_answer_is_generated() -> None:
+    """So it can be removed when it is drained, as a real one."""
+    seen = []
+
+    def look(mesh: MeshSeen) -> list[ScaleAction]:
+        seen.append({one.role: one.busy for one in mesh.workers})
+        return []
+
+    trace = Trace("one", 512, tuple(RecordedAsk(at, 24_000, 3000, (), "") for at in (0.0, 60.0)))
+    ScaledSimulation(replace(MESH, prefill=1, decode=1), trace, ScalingSetup(slo=SLO), look).run()
+    assert {"prefill": 0, "decode": 1} in seen
+    assert seen[-1] == {"prefill": 0, "decode": 0}
 
 
 def test_an_autoscaler_by_utilisation_scales_too() -> None:

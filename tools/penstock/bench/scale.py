@@ -5,6 +5,9 @@ any machine. For each workload the fewest workers of fixed roles are searched at
 targets, and of these the best split; then the planner serves the same requests, beginning with as few as it may have.
 Its workers count from their order on, so the time in which they start, and in which they drain, is worker time. Of
 the waves two periods come before those that are measured: what it did in these is told apart.
+
+Limits stand beside the goals: the worker time that the work itself takes, and, of what is measured from its beginning,
+the requests within their targets if as many workers as there may be are ordered at the first look.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from pathlib import Path
 
 from penstock.bench.harness import BenchReport, Figure, figure, missing
 from penstock.cli.scale.needs import SloTargets, WorkerPace
-from penstock.cli.scale.state import ScaleKnobs
+from penstock.cli.scale.state import ROLES, ScaleAction, ScaleKnobs
 from penstock.errors import PenstockError
 from penstock.router.plans import Planned
 from penstock.router.workers import StepCost
@@ -199,6 +202,27 @@ def knobs(work: ScaleWorkload, start_s: float = _START_S) -> ScaleKnobs:
     )
 
 
+def busy_workers(work: ScaleWorkload) -> float:
+    """Workers, in the mean, that the work alone keeps busy, at least one of each role: each prompt is computed once,
+    and answers run in full batches all the time. No planner does with less but for what is left at the end: its workers
+    also start, drain, and wait for requests."""
+    step, prefill_s, decode_s = MODEL.step, 0.0, 0.0
+    token_s = step.base_s / MODEL.max_running + step.sequence_s
+    for ask, tokens in zip(work.trace.asks, new_tokens(work.trace), strict=True):
+        if ask.at >= work.since:
+            prefill_s += tokens / MODEL.prefill_rate
+            decode_s += ask.output * (token_s + step.token_s * (ask.tokens + ask.output / 2))
+    return sum(max(1.0, seconds / work.seconds) for seconds in (prefill_s, decode_s))
+
+
+def at_once(work: ScaleWorkload) -> Scaled:
+    """Served by as many workers as there may be, all ordered at the first look: but for chance, no planner that begins
+    with as few has more requests within their targets."""
+    all_of_them = [ScaleAction(kind="add", role=role, reason="all at once") for role in ROLES for _ in range(_MOST - 1)]
+    orders = iter([all_of_them])
+    return scaled(work, lambda mesh: next(orders, []))
+
+
 def planned(work: ScaleWorkload, start_s: float = _START_S) -> Scaled:
     """Served as `penstock scale` would have it."""
     return scaled(work, PlannerController(knobs(work, start_s)), start_s)
@@ -219,6 +243,7 @@ def measure(quick: bool, names: Sequence[str] = (), traces: Sequence[Path] = ())
         times.append(own.workers / best.workers)
         met.append(own.met / best.good)
         found += _of_one(work.name, own, best, other)
+        found += _limits(work, best)
     against = "the best static split, the median of all workloads"
     if not times:
         return BenchReport("scale", found, simulated=True)
@@ -227,6 +252,16 @@ def measure(quick: bool, names: Sequence[str] = (), traces: Sequence[Path] = ())
         figure("planner_slo_attainment", met, "ratio", against, 1.0),
     ]
     return BenchReport("scale", [*head, *found], simulated=True)
+
+
+def _limits(work: ScaleWorkload, best: Tried) -> list[Figure]:
+    """What no planner does better than. Waves are measured when it has had time for all workers it may want."""
+    busy, against = busy_workers(work), "for scale"
+    return [
+        figure(f"busy_workers_{work.name}", [busy], "workers", against),
+        figure(f"busy_workers_vs_static_{work.name}", [busy / best.workers], "ratio", against),
+        *([] if work.since else [figure(f"at_once_met_{work.name}", [at_once(work).met], "ratio", against)]),
+    ]
 
 
 def _of_one(name: str, own: Scaled, best: Tried, other: Scaled) -> list[Figure]:

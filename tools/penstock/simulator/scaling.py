@@ -50,9 +50,10 @@ class ScaledSimulation(Simulation):
     def __init__(self, mesh: SimulatedMesh, trace: Trace, setup: ScalingSetup, controller: Controller) -> None:
         self._starting: Counter[WorkRole] = Counter()
         self._promised: Counter[str] = Counter()
-        """Requests that are planned for a worker and have not ended."""
+        """Requests that are planned for a worker and have not ended there: where only the prompt is computed, they end
+        with it, as with real workers."""
         self._placed_tokens = self._answer_tokens = 0.0
-        self._arrived = 0
+        self._arrived = self._begun = 0
         self._judged: deque[tuple[float, bool, bool]] = deque()
         """When requests ended, and which targets they met."""
         self.actions: list[tuple[float, ScaleAction]] = []
@@ -83,10 +84,15 @@ class ScaledSimulation(Simulation):
                 self._promised[worker] += 1
         super().place(ask, served, planned)
 
+    def _prefilled(self, ask: RecordedAsk, served: Served, planned: Planned) -> None:
+        if planned.prefill is not None and planned.prefill.id != planned.decode.id:
+            self._promised[planned.prefill.id] -= 1
+        self._begun += 1
+        super()._prefilled(ask, served, planned)
+
     def _ended(self, ask: RecordedAsk, served: Served, planned: Planned) -> None:
         super()._ended(ask, served, planned)
-        for worker in {(planned.prefill or planned.decode).id, planned.decode.id}:
-            self._promised[worker] -= 1
+        self._promised[planned.decode.id] -= 1
         self._judge(served)
 
     def _judge(self, served: Served, *, refused: bool = False) -> None:
@@ -116,6 +122,7 @@ class ScaledSimulation(Simulation):
         return MeshCounts(
             at=self._now,
             arrived=self._arrived,
+            begun=self._begun,
             computed_tokens=self._placed_tokens - queued,
             answer_tokens=self._answer_tokens,
             accepted_tokens=0.0,

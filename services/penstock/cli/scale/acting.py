@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 
 import structlog
 
@@ -52,11 +52,18 @@ class ScaleActs:
         """Workers that were there of late; None: there was no look."""
         self._away: dict[str, float] = {}
         """Those of them that the last look lacked, and since which look."""
-        self.gone: set[str] = set()
-        """Workers that the actuator has taken away, as long as the router still knows them."""
+        self._given_up: list[WorkRole] = []
+        """Roles of orders that did not come in time, of which the actuator is not told yet."""
+        self._gone: dict[str, float] = {}
+        """Workers that the actuator has taken away and the router still knows, and since when."""
         self.drained: set[str] = set()
         """Workers that were told to drain, and were not taken away."""
         self._paused_until, self._pause_s = 0.0, _FIRST_PAUSE_S
+
+    @property
+    def gone(self) -> Set[str]:
+        """Workers that the actuator has taken away, as long as the router still knows them."""
+        return self._gone.keys()
 
     @property
     def can_use_actuator(self) -> bool:
@@ -70,8 +77,25 @@ class ScaleActs:
         for role, at in late:
             _LOG.warning("a worker that was ordered has not come", role=role, ordered_s=round(now - at, 1))
             self._orders.remove((role, at))
+            self._given_up.append(role)
             self._fail("add")
         return Counter(role for role, _ in self._orders)
+
+    async def settle(self, actuator: Actuator, places: Mapping[str, WorkerPlace]) -> None:
+        """What was not done in time is not waited for: the actuator hears of orders that did not come, and workers that
+        were taken away and are still there get work again, as another may have ended in the place of one. `places`: the
+        workers that are there."""
+        given_up, self._given_up = self._given_up, []
+        for role in given_up:
+            await actuator.give_up(role, {place.address for place in places.values()})
+        now = self._clock()
+        for worker in [id for id, since in self._gone.items() if now - since > self._late_s]:
+            _LOG.warning("a worker that was taken away is still there", worker=worker)
+            del self._gone[worker]
+            if self._known is not None:
+                self._known.add(worker)
+            if not await self._try("undrain", self._tell(worker, router_pb2.MemberCommand(drain=False))):
+                self.drained.add(worker)
 
     def lost(self, role: WorkRole) -> None:
         """One that was ordered could not start."""
@@ -84,11 +108,11 @@ class ScaleActs:
         """Workers that are new take the roles that were ordered. `listed`: all that the router knows."""
         now, known = self._clock(), self._known
         new = [one for one in workers if known is not None and one.id not in known]
-        here = listed - self.gone
+        here = listed - self._gone.keys()
         self._away = {id: self._away.get(id, now) for id in known or () if id not in here}
         self._away = {id: since for id, since in self._away.items() if now - since < _AWAY_S}
         self._known = here | self._away.keys()
-        self.gone &= listed
+        self._gone = {id: since for id, since in self._gone.items() if id in listed}
         self.drained &= self._known
         for one in new:
             order = next((order for order in self._orders if order[0] == one.role), None) or next(
@@ -113,7 +137,7 @@ class ScaleActs:
                     self._orders.append((action.role, self._clock()))
             case "remove":
                 if self.can_use_actuator and await self._use("remove", actuator.remove(places[action.worker])):
-                    self.gone.add(action.worker)
+                    self._gone[action.worker] = self._clock()
                     if self._known is not None:
                         self._known.discard(action.worker)
                     self.drained.discard(action.worker)

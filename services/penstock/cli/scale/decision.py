@@ -21,7 +21,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import ceil, inf, sqrt
 
-from penstock.cli.scale.forecast import level, peak, seen
+from penstock.cli.scale.answers import WINDOW, AnswersCome, AnswersSeen, answers_expected
+from penstock.cli.scale.forecast import level, peak, period_of, seasonal, seen
 from penstock.cli.scale.moves import Moves
 from penstock.cli.scale.needs import decode_workers, prefill_workers
 from penstock.cli.scale.state import (
@@ -45,12 +46,12 @@ _ENOUGH = 20
 """Requests by which targets are judged."""
 _HURRY = 1.5
 """Workers that make up for what waits are at most so many times those that the load needs anyway."""
+_SHOWS = 3
+"""Looks in which all had enough to do say what they can."""
 _MOST_LEAVING = 1024
 """Workers that are remembered as leaving, some of them away."""
 _WAITS = 0.5
 """Of the TTFT target, prompts may wait so long."""
-_WINDOW, _SHORT = 6, 2
-"""Looks over which running answers are averaged: the mean over more of them, or the newest where these are more."""
 
 
 def decide(mesh: MeshSeen, memory: ScaleMemory, knobs: ScaleKnobs) -> tuple[ScaleDecision, ScaleMemory]:
@@ -77,12 +78,19 @@ def _remembered(mesh: MeshSeen, memory: ScaleMemory, knobs: ScaleKnobs) -> Scale
     passed, here = mesh.at - memory.at, {one.id: one for one in mesh.workers}
     looks = 1 if passed == inf else max(1, round(passed / knobs.every_s))
     memory = _strained(mesh, memory, knobs, min(passed, knobs.every_s * looks))
+    prompts = seen(memory.prompts, mesh.prompt_tokens_per_s, mesh.requests_per_s * knobs.every_s, looks)
+    answers = seen(memory.answers, mesh.generated_per_s, mesh.requests_per_s * knobs.every_s, looks)
     return replace(
         memory,
         at=mesh.at,
-        prompts=seen(memory.prompts, mesh.prompt_tokens_per_s, mesh.requests_per_s * knobs.every_s, looks),
-        answers=seen(memory.answers, mesh.answer_tokens_per_s, mesh.requests_per_s * knobs.every_s, looks),
-        sequences=(*memory.sequences, mesh.sequences)[-_WINDOW:],
+        prompts=prompts,
+        answers=answers,
+        period=period_of(prompts) or period_of(answers),  # what comes again brings both; prompts say more exactly when
+        late_computed=(*memory.late_computed, mesh.computed_per_s)[-WINDOW:] if _all_busy(mesh, knobs) else (),
+        late_answers=(
+            *memory.late_answers,
+            AnswersSeen(mesh.sequences, mesh.generated_per_s, mesh.ended_per_s),
+        )[-WINDOW:],
         leaving=dict(
             [
                 (id, mesh.at if id in here and here[id].busy else at)
@@ -135,36 +143,53 @@ def _needed(mesh: MeshSeen, memory: ScaleMemory, knobs: ScaleKnobs) -> tuple[dic
     """Workers of each role, and the figures behind them."""
     ahead, pace, targets = ceil((knobs.start_s + knobs.every_s) / knobs.every_s) + 1, mesh.pace, knobs.targets
     requests = level(replace(memory.prompts, work=memory.prompts.requests)) / knobs.every_s
-    prompts, soon = level(memory.prompts), peak(memory.prompts, ahead)
+    prompts, soon = level(memory.prompts), peak(memory.prompts, memory.period, ahead)
     strain = memory.strain
     own = prompts / requests if requests > 0 else 0.0
     expected = strain["prefill"] * max(prompts, soon)
     count = prefill_workers(expected, max(requests, expected / own) if own else 0.0, pace, targets)
-    late, left_s = _late(mesh, strain["prefill"] * prompts, knobs)
+    late, left_s = _late(mesh, memory.late_computed, strain["prefill"] * prompts, knobs)
     late = min(late, ceil(_HURRY * count))
     why: dict[WorkRole, str] = {
         "prefill": f"{prompts:,.0f} prompt tokens/s, {soon:,.0f} expected, {mesh.backlog_tokens:,.0f} wait"
         f" ({left_s:.2f} s left of them when a new worker would be ready)"
     }
-    answers, later = level(memory.answers), peak(memory.answers, ahead)
-    running = max(_mean(memory.sequences), _mean(memory.sequences[-_SHORT:]))
-    decode = decode_workers(strain["decode"] * max(answers, later), running, mesh.kv_used, pace, targets)
+    answers = answers_expected(
+        memory.late_answers,
+        AnswersCome(per_s=requests, tokens=mesh.answer_tokens),
+        pace,
+        leaving=sum(one.busy for one in mesh.workers if one.role == "decode" and one.draining),
+        every_s=knobs.every_s,
+        ahead_s=knobs.start_s + knobs.every_s,
+    )
+    earlier = seasonal(memory.answers, memory.period, ahead)
+    tokens = strain["decode"] * max(answers.tokens_per_s, earlier)
+    decode = decode_workers(tokens, answers.running, mesh.kv_used, pace, targets)
     why["decode"] = (
-        f"{answers:,.0f} answer tokens/s, {later:,.0f} expected, {running:.1f} answers run or wait,"
-        f" {pace.places(targets.itl_s)} places a worker"
+        f"{answers.running:.1f} answers run or wait, {answers.soon:.1f} will when a new worker would be ready,"
+        f" {tokens:,.0f} tokens/s of them are expected, {pace.places(targets.itl_s)} places a worker"
     )
     return {"prefill": max(count, late), "decode": decode}, why
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / max(1, len(values))
+def _all_busy(mesh: MeshSeen, knobs: ScaleKnobs) -> bool:
+    """Whether more prompts wait than can be computed until the next look."""
+    return mesh.backlog_tokens > len(mesh.having("prefill")) * mesh.pace.prefill_rate * knobs.every_s
 
 
-def _late(mesh: MeshSeen, tokens_per_s: float, knobs: ScaleKnobs) -> tuple[int, float]:
+def _late(mesh: MeshSeen, computed: Sequence[float], tokens_per_s: float, knobs: ScaleKnobs) -> tuple[int, float]:
     """Workers that make up, within as long again, for the prompts that will wait too long when a new one is ready; and
-    the seconds for which those prompts, and all that will wait then, would keep the present ones busy."""
+    the seconds for which those prompts, and all that will wait then, would keep the present ones busy.
+
+    What they `computed` while they had enough to do is what they can: one that has answers to end beside prompts is
+    slower by half than one that has none.
+    """
     count, rate, horizon_s = max(1, mesh.count("prefill")), mesh.pace.prefill_rate, knobs.start_s + knobs.every_s
-    left_s = max(0.0, mesh.backlog_tokens + (tokens_per_s - count * rate) * horizon_s) / (count * rate)
-    too_long = (left_s - _WAITS * knobs.targets.ttft_s) * count * rate
+    able = count * rate
+    if len(computed) >= _SHOWS:
+        able = min(able, max(rate, sum(computed) / len(computed)) + mesh.starting.get("prefill", 0) * rate)
+    left_s = max(0.0, mesh.backlog_tokens + (tokens_per_s - able) * horizon_s) / able
+    too_long = (left_s - _WAITS * knobs.targets.ttft_s) * able
     clear_s = max(knobs.targets.ttft_s, knobs.start_s)
-    return (ceil((tokens_per_s + too_long / clear_s) / rate - 1e-9) if too_long > 0 else 0), left_s
+    more = (tokens_per_s + too_long / clear_s - able) / rate
+    return (max(0, count + ceil(more - 1e-9)) if too_long > 0 else 0), left_s

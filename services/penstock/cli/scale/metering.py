@@ -20,6 +20,8 @@ class MeshCounts(MeshNow):
 
     arrived: float
     """Requests."""
+    begun: float
+    """Those of them whose prompt was computed."""
     computed_tokens: float
     """Of prompts."""
     answer_tokens: float
@@ -70,14 +72,18 @@ class LoadMeter:
         placed = now.computed_tokens - last.computed_tokens + now.queued_tokens - last.queued_tokens
         self._prompt.add(placed, arrived - (now.held - last.held), seconds)
         generated = now.answer_tokens - last.answer_tokens
-        self._answer.add(generated, arrived, seconds)
+        ended = now.begun - last.begun - (now.sequences - last.sequences)
+        self._answer.add(generated, ended, seconds)
         self._step.add(generated, generated - (now.accepted_tokens - last.accepted_tokens), seconds)
         came = placed + (now.held - last.held) * self._prompt.mean
         return MeshSeen(
             at=now.at,
             requests_per_s=arrived / seconds,
             prompt_tokens_per_s=max(0.0, came) / seconds,
-            answer_tokens_per_s=arrived * self._answer.mean / seconds,
+            computed_per_s=_more(now.computed_tokens, last.computed_tokens) / seconds,
+            answer_tokens=self._answer.mean,
+            generated_per_s=max(0.0, generated) / seconds,
+            ended_per_s=ended / seconds,
             backlog_tokens=now.queued_tokens + now.held * self._prompt.mean,
             sequences=now.sequences,
             kv_used=now.kv_used,

@@ -7,7 +7,6 @@ from dataclasses import replace
 from itertools import pairwise
 from math import ceil, inf
 
-from penstock.cli.scale.forecast import period_of
 from penstock.cli.scale.state import (
     OTHER,
     ROLES,
@@ -58,7 +57,7 @@ class Moves:
     def lower_all(self) -> None:
         """Drains those that have been too many for long enough."""
         for role in ROLES:
-            down_s = self._down_s(role)
+            down_s = self._down_s()
             spare = self._have[role] - self._calm(role, down_s)
             if self._mesh.starting.get(role, 0) or not self._may_lower(role):
                 continue
@@ -140,10 +139,9 @@ class Moves:
         watched = now - begun >= knobs.down_after_s - 1.5 * knobs.every_s
         return watched and now - self.memory.raised_at[role] >= knobs.cool_s
 
-    def _down_s(self, role: WorkRole) -> float:
+    def _down_s(self) -> float:
         """For how long fewer have to be enough. Of a load whose period is known the need says what comes next."""
-        history = self.memory.prompts if role == "prefill" else self.memory.answers
-        return min(self._knobs.flip_after_s if period_of(history) else inf, self._knobs.down_after_s)
+        return min(self._knobs.flip_after_s if self.memory.period else inf, self._knobs.down_after_s)
 
     def _drain(self, role: WorkRole, down_s: float) -> bool:
         """One of a role, or of the other one if only those can be removed: then one of this role takes its place."""

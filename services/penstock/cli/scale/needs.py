@@ -49,11 +49,12 @@ class WorkerPace:
     step_tokens: float = 1.0
     """That a sequence gets in a step: more than one where drafts are accepted."""
 
-    def places(self, itl_s: float) -> int:
-        """Sequences that one worker may have within the target: what a step gives at once comes after one step."""
+    def places(self, itl_s: float, part: float = _ROOM) -> int:
+        """Sequences that one worker may have within that part of the target: what a step gives at once comes after one
+        step."""
         if self.sequence_s <= 0:
             return self.max_running
-        return max(1, min(self.max_running, int((_ROOM * itl_s - self.step_s) / self.sequence_s)))
+        return max(1, min(self.max_running, int((part * itl_s - self.step_s) / self.sequence_s)))
 
     def answer_rate(self, itl_s: float) -> float:
         """Tokens per second of one worker with all places taken."""
@@ -90,8 +91,14 @@ def _erlang_c(busy: float, count: int) -> float:
 
 def decode_workers(tokens_per_s: float, sequences: float, kv_used: float, pace: WorkerPace, targets: SloTargets) -> int:
     """The fewest at which the share of answers finds a place in time: those of so many tokens per second, and those
-    that run and wait now, whose KV fills the memory of `kv_used` workers."""
+    that run and wait now, whose KV fills the memory of `kv_used` workers.
+
+    An answer's ITL is the mean of all its steps, and chance makes some of them slow and others fast. So the mean number
+    of answers has to leave the room of the target, and what chance adds has to fit within the target itself.
+    """
     places = pace.places(targets.itl_s)
     mean = tokens_per_s * places / pace.answer_rate(targets.itl_s)
     at_once = mean + NormalDist().inv_cdf(max(0.5, targets.share)) * sqrt(mean)
-    return max(1, ceil(at_once / places - 1e-9), ceil(sequences / places - 1e-9), ceil(kv_used / _FULL - 1e-9))
+    crowded = pace.places(targets.itl_s, 1.0)
+    needs = (mean / places, at_once / crowded, sequences / places, kv_used / _FULL)
+    return max(1, *(ceil(one - 1e-9) for one in needs))

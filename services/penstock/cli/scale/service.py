@@ -68,6 +68,7 @@ class ScalePlanner:
         )
         self._say_alone()
         await acts.welcome(counts.workers, watch.listed)
+        await acts.settle(self._actuator, watch.places)
         acts.show(counts.workers)
         seen = self._meter.look(counts)
         if seen is None or not counts.workers or acts.missing():

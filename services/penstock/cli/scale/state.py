@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Literal
 
+from penstock.cli.scale.answers import AnswersSeen
 from penstock.cli.scale.forecast import LoadHistory
 from penstock.cli.scale.needs import SloTargets, WorkerPace
 
@@ -81,8 +82,14 @@ class MeshSeen(MeshNow):
     requests_per_s: float
     prompt_tokens_per_s: float
     """To be computed, those that wait among them."""
-    answer_tokens_per_s: float
-    """That those requests will have, if they are like those before them."""
+    computed_per_s: float = 0.0
+    """Tokens of prompts that were computed."""
+    answer_tokens: float
+    """Of one answer, in the mean of late ones."""
+    generated_per_s: float = 0.0
+    """Tokens of answers."""
+    ended_per_s: float = 0.0
+    """Answers. One look may say too few, or less than none: some are between prefill and decode."""
     backlog_tokens: float
     """Of prompts, to be computed before anything new."""
 
@@ -126,7 +133,12 @@ class ScaleMemory:
     at: float = -inf
     prompts: LoadHistory = field(default_factory=LoadHistory)
     answers: LoadHistory = field(default_factory=LoadHistory)
-    sequences: tuple[float, ...] = ()
+    period: int = 0
+    """Of the load, in looks; 0: it has none."""
+    late_computed: tuple[float, ...] = ()
+    """Tokens of prompts per second of the last looks, as long as all of these had more to compute than they could."""
+    late_answers: tuple[AnswersSeen, ...] = ()
+    """Of the last looks."""
     wants: Mapping[WorkRole, tuple[ScaleWant, ...]] = field(default_factory=dict)
     """Of the last `down_after_s`, the newest last."""
     strain: Mapping[WorkRole, float] = field(default_factory=lambda: _each(1.0))

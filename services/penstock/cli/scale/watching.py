@@ -74,10 +74,11 @@ class MeshWatch:
         done = self._done.add({one.member_id: _done(one) for one in workers if one.HasField("counts")})
         decoding = [one for one in workers if role_of(one) == "decode"]
         targets = self._config.knobs().targets
-        waiting = sum(one.waiting for one in workers)
+        waiting, begun = sum(one.waiting for one in workers), told.get(f"{TTFT}_count", 0.0)
         return MeshCounts(
             at=at,
-            arrived=told.get(f"{TTFT}_count", 0.0) + found.held + waiting,
+            arrived=begun + found.held + waiting,
+            begun=begun,
             computed_tokens=done.get("prompts", 0.0),
             answer_tokens=done.get("generated", 0.0),
             accepted_tokens=done.get("accepted", 0.0),

@@ -41,7 +41,7 @@ class Fleet:
         figures: dict[str, Any] = {
             "requests_per_s": 2.0,
             "prompt_tokens_per_s": 0.0,
-            "answer_tokens_per_s": 0.0,
+            "answer_tokens": 0.0,
             "backlog_tokens": 0.0,
             "sequences": 0.0,
             "kv_used": 0.0,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from penstock.cli.asking import MeshAccess
 from penstock.cli.scale.acting import ScaleActs
 from penstock.cli.scale.actuators.base import ActuatorFailed, WorkerPlace
@@ -31,6 +33,9 @@ class FakeActuator:
 
     async def remove(self, worker: WorkerPlace) -> None:
         self._ask(f"remove {worker.id}")
+
+    async def give_up(self, role: WorkRole, joined: Set[str]) -> None:
+        self.asked.append(f"give up {role}, not {', '.join(sorted(joined))}")
 
     def _ask(self, what: str) -> None:
         self.asked.append(what)
@@ -100,6 +105,33 @@ async def test_a_worker_that_does_not_come_is_given_up() -> None:
     assert one.acts.starting() == {}
     assert one.failures("add") == 1
     assert not one.acts.can_use_actuator
+
+
+async def test_the_actuator_hears_once_that_an_order_is_given_up() -> None:
+    """Else a local process would stay, and take the place of those that could start."""
+    one = Acts()
+    await one.do(ADD)
+    one.now += 101
+    one.acts.starting()
+    for _ in range(2):
+        await one.acts.settle(one.actuator, {"w1": PLACE})
+    assert one.actuator.asked == ["add decode", "give up decode, not 127.0.0.1:7500"]
+
+
+async def test_a_worker_that_was_taken_away_and_stays_gets_work_again() -> None:
+    """As where a StatefulSet ends another pod: the planner would not see it, and nobody would undrain it."""
+    one = Acts()
+    await one.acts.welcome([seen("w0"), seen("w1")], {"w0", "w1"})
+    await one.do(REMOVE)
+    for seconds in (50, 51):
+        assert one.acts.gone == {"w1"} and one.failures("undrain") == 0
+        one.now += seconds
+        await one.acts.settle(one.actuator, {"w0": PLACE})
+    assert one.acts.gone == set()
+    assert one.failures("undrain") == 1 and one.acts.drained == {"w1"}, "no router hears it here"
+    await one.do(ADD)
+    await one.acts.welcome([seen("w0"), seen("w1")], {"w0", "w1"})
+    assert one.acts.starting() == {"decode": 1}, "it is none that was ordered"
 
 
 async def test_a_worker_that_could_not_start_is_no_more_expected() -> None:

@@ -18,7 +18,7 @@ LOADS = st.fixed_dictionaries(
     {
         "requests_per_s": st.floats(0, 50),
         "prompt_tokens_per_s": RATES,
-        "answer_tokens_per_s": RATES,
+        "answer_tokens": st.floats(0, 10_000),
         "backlog_tokens": st.floats(0, 1e6),
         "sequences": st.floats(0, 384),
         "kv_used": st.floats(0, 6),
@@ -28,12 +28,12 @@ LOADS = st.fixed_dictionaries(
         "can_add": st.booleans(),
     }
 )
-CAUSES = ["prompt_tokens_per_s", "answer_tokens_per_s", "backlog_tokens", "sequences", "kv_used"]
+CAUSES = ["prompt_tokens_per_s", "answer_tokens", "backlog_tokens", "sequences", "kv_used"]
 STEADY = st.fixed_dictionaries(
     {
         "requests_per_s": st.floats(0.1, 20),
         "prompt_tokens_per_s": RATES,
-        "answer_tokens_per_s": st.floats(0, 8000),
+        "answer_tokens": st.floats(0, 400),
         "judged": st.just(100),
     }
 )
@@ -126,7 +126,7 @@ def test_a_role_that_lacks_workers_gets_those_that_the_other_can_spare_first() -
 def test_what_the_other_role_had_to_do_lately_is_not_to_spare() -> None:
     fleet = Fleet(1, 3)
     for _ in range(6):
-        fleet.look(answer_tokens_per_s=1500.0)
+        fleet.look(answer_tokens=750.0)
     assert fleet.want["decode"] >= 2
     fleet.look(backlog_tokens=500_000.0)
     spared = fleet.kinds().count("flip")
@@ -249,6 +249,19 @@ def test_targets_that_are_missed_with_the_wanted_workers_raise_what_is_planned_f
     for _ in range(200):
         calm.look(**load | {"ttft_met": 1.0})
     assert strained > calm.want["prefill"]
+
+
+def test_workers_that_compute_less_than_they_could_are_taken_for_what_they_do() -> None:
+    """As those that have answers to end beside prompts: a backlog would stay for as long as these do."""
+
+    def wanted(computed: float) -> int:
+        fleet = Fleet(4, 1, replace(KNOBS, most=dict.fromkeys(ROLES, 20)))
+        for _ in range(10):
+            fleet.look(prompt_tokens_per_s=18_000.0, backlog_tokens=200_000.0, computed_per_s=computed, can_add=False)
+        return fleet.want["prefill"]
+
+    assert wanted(20_000.0) < wanted(12_000.0)
+    assert wanted(0.0) < 12, "where nothing is seen to be computed, that is no reason for as many as there may be"
 
 
 def test_every_action_says_why() -> None:

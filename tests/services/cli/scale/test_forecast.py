@@ -22,7 +22,7 @@ def played(work: list[float], requests: float = 20.0) -> LoadHistory:
 def test_a_constant_load_is_its_level(work: float, looks: int) -> None:
     history = played([work] * looks)
     assert abs(level(history) - work) <= 1e-9 * work
-    assert abs(peak(history, 8) - work) <= 1e-9 * work
+    assert abs(peak(history, period_of(history), 8) - work) <= 1e-9 * work
 
 
 def test_a_load_that_jumps_is_followed_within_some_looks() -> None:
@@ -48,11 +48,12 @@ def square(periods: int, high: int = 20, low: int = 20) -> list[float]:
 
 
 def test_what_came_a_period_ago_is_expected_again() -> None:
-    history = played([*square(3), *[100.0] * 17])
+    """As soon as it is less than the looks ahead, and half of those that are averaged, away."""
+    history = played([*square(3), *[100.0] * 12])
     assert period_of(history) == 40
     assert level(history) < 150.0
-    assert peak(history, 2) < 400.0
-    assert peak(history, 8) > 550.0
+    assert peak(history, 40, 2) < 400.0
+    assert peak(history, 40, 8) > 550.0
 
 
 def test_once_is_no_period() -> None:
@@ -68,9 +69,36 @@ def test_more_work_in_every_look_is_never_expected_to_be_less(work: list[float],
     """Nor is less a different story: the forecast scales with the load."""
     one, more = played(work), played([each * factor for each in work])
     assert level(more) >= level(one) * (1 - 1e-9)
-    assert peak(more, 6) >= peak(one, 6) * (1 - 1e-6)
+    assert peak(more, period_of(more), 6) >= peak(one, period_of(one), 6) * (1 - 1e-6)
 
 
 def test_looks_that_were_missed_count() -> None:
     history = seen(played([10.0] * 5), 10.0, 1.0, looks=7)
     assert len(history.work) == 12
+
+
+def test_the_period_is_the_shortest_one_and_exact_however_requests_come() -> None:
+    """Chance makes several periods as much alike as one, and moves where they are most alike."""
+    for seed in range(10):
+        chance, work, requests = Random(seed), list[float](), list[float]()
+        for rate in square(5):
+            sizes = [chance.expovariate(1.0) for _ in range(sum(chance.random() < rate / 1000 for _ in range(50)))]
+            work.append(sum(sizes))
+            requests.append(len(sizes))
+        for looks in range(90, len(work) + 1, 10):
+            assert abs(period_of(LoadHistory(tuple(work[:looks]), tuple(requests[:looks]))) - 40) <= 1
+
+
+def test_where_chance_explains_that_more_came_a_period_ago_both_are_one() -> None:
+    history = played([*square(2), *[100.0] * 20, *[560.0] * 10])
+    assert 500.0 < level(history) < 0.5 * (level(history) + 600.0) < peak(history, 40, 4) < 600.0
+    assert peak(played([*square(2), *[100.0] * 20, *[200.0] * 10]), 40, 4) > 590.0, "chance does not explain that"
+
+
+def test_a_load_that_falls_is_followed_as_soon_as_one_that_rises() -> None:
+    """Of work whose requests are as large as before, and of some whose requests are small."""
+    high = LoadHistory((600.0,) * 60, (20.0,) * 60, 60)
+    few, small = high, high
+    for _ in range(2):
+        few, small = seen(few, 60.0, 2.0), seen(small, 60.0, 20.0)
+    assert level(few) == level(small) == 60.0, "two looks are enough"

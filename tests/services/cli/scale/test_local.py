@@ -92,3 +92,20 @@ async def test_a_worker_that_cannot_start_is_told(opened: Opened, tiny: Path, tm
         await actuator.add("decode")
         await until(lambda: opened.lost == ["decode"] or bool(opened.workers()))
         assert opened.lost == ["decode"]
+
+
+async def test_a_worker_that_is_given_up_ends_though_it_never_was_ready(opened: Opened, tiny: Path) -> None:
+    """And its place is another's then; who has joined is none that is given up."""
+    async with opened.actuator(str(tiny), EngineSettings(kv_pool_tokens=4096, threads=1)) as actuator:
+        await actuator.add("prefill")
+        await actuator.give_up("decode", set())
+        with pytest.raises(ActuatorFailed, match="1 local workers are kept already"):
+            await actuator.add("prefill")
+        await actuator.give_up("prefill", set())
+        await until(lambda: not actuator._kept)
+        await actuator.add("prefill")
+        await until(lambda: bool(opened.workers()))
+        [address] = opened.workers()
+        await actuator.give_up("prefill", {address})
+        assert actuator.removes(WorkerPlace("its id", address))
+    assert opened.lost == []

@@ -17,7 +17,7 @@ def counts(at: float, **other: Any) -> MeshCounts:
     figures: dict[str, Any] = dict.fromkeys(
         [
             *("arrived", "computed_tokens", "answer_tokens", "accepted_tokens", "queued_tokens"),
-            *("held", "sequences", "kv_used"),
+            *("begun", "held", "sequences", "kv_used"),
         ],
         0.0,
     )
@@ -34,14 +34,23 @@ def test_what_waits_has_come_too() -> None:
     assert later is not None
     assert later.prompt_tokens_per_s == pytest.approx(400.0), "those that the router holds back are like the others"
     assert later.backlog_tokens == pytest.approx(6000.0)
+    assert (seen.computed_per_s, later.computed_per_s) == (600.0, 0.0)
 
 
 def test_answers_are_expected_to_be_as_long_as_those_before() -> None:
     meter = LoadMeter()
     meter.look(counts(0))
-    meter.look(counts(10, arrived=10, answer_tokens=1000))
-    seen = meter.look(counts(20, arrived=40, answer_tokens=4000))
-    assert seen is not None and seen.answer_tokens_per_s == pytest.approx(300.0)
+    meter.look(counts(10, arrived=10, begun=10, answer_tokens=1000))
+    seen = meter.look(counts(20, arrived=40, begun=40, answer_tokens=4000))
+    assert seen is not None and seen.answer_tokens == pytest.approx(100.0)
+
+
+def test_how_long_answers_are_is_said_by_those_that_have_ended() -> None:
+    """Not by those that have come: of these nobody knows it yet."""
+    meter = LoadMeter()
+    meter.look(counts(0))
+    seen = meter.look(counts(10, arrived=50, begun=40, sequences=30, answer_tokens=1000))
+    assert seen is not None and (seen.ended_per_s, seen.answer_tokens, seen.generated_per_s) == (1.0, 100.0, 100.0)
 
 
 def test_a_length_that_has_changed_is_known_after_some_hundred_requests() -> None:
@@ -51,8 +60,8 @@ def test_a_length_that_has_changed_is_known_after_some_hundred_requests() -> Non
     tokens = 0
     for at in range(1, 21):
         tokens += 80 * (100 if at <= 10 else 8)
-        seen = meter.look(counts(at, arrived=80 * at, answer_tokens=tokens))
-    assert seen is not None and seen.answer_tokens_per_s < 80 * 16
+        seen = meter.look(counts(at, arrived=80 * at, begun=80 * at, answer_tokens=tokens))
+    assert seen is not None and seen.answer_tokens < 16
 
 
 def test_a_step_gives_as_many_tokens_as_late_ones_gave() -> None:

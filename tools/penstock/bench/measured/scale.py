@@ -13,14 +13,19 @@ def section(now: Results, _: Results | None = None) -> str:
     names = [id.removeprefix(f"{_TIME}_") for id in now.ids() if id.startswith(f"{_TIME}_")]
     lines = [Line(id, f"{words}, all workloads", 3) for id, words in _WORDS.items()]
     lines += [Line(f"{id}_{name}", f"{words}: {name}", 3) for name in names for id, words in _WORDS.items()]
-    heads = ["workload", "static", "planner", "utilisation", "unseen", "workers: static", "planner", "utilisation"]
+    heads = ["workload", "static", "planner", "utilisation", "unseen", "at once"]
+    heads += ["workers: static", "planner", "utilisation", "busy"]
     rows = [
         [
             name,
             *(f"{100 * (now.value(f'{who}_met_{name}') or 0):.1f} %" for who in ("static", "planner", "utilisation")),
-            f"{100 * unseen:.1f} %" if (unseen := now.value(f"planner_met_unseen_{name}")) else "",
+            *(
+                f"{100 * met:.1f} %" if (met := now.value(f"{id}_{name}")) else ""
+                for id in ("planner_met_unseen", "at_once_met")
+            ),
             now.number(f"static_workers_{name}", 0),
             *(now.number(f"{who}_workers_{name}", 2) for who in ("planner", "utilisation")),
+            now.number(f"busy_workers_{name}", 2),
         ]
         for name in names
     ]
@@ -35,7 +40,9 @@ foreseen, are told apart. The others are recorded.
 
 {figures(lines, now)}
 
-Requests within their targets, and workers in the mean:
+Requests within their targets, and workers in the mean. *at once* is what is possible if as many workers as there may be
+are ordered at the first look, and *busy* are the workers that the work alone keeps busy, were each prompt computed once
+and every batch full all the time: no planner does better than these.
 
 {table(heads, rows)}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -42,6 +43,11 @@ class Actuator(Protocol):
         """Ends one that is drained. Raises ActuatorFailed."""
         ...
 
+    async def give_up(self, role: WorkRole, joined: Set[str]) -> None:
+        """The oldest order of that role which has not come is not waited for any more; `joined`: addresses of the
+        workers that are there. Who can ends it; else it counts as any other when it comes."""
+        ...
+
 
 class NoActuator:
     """Workers change their roles, and that is all."""
@@ -59,3 +65,6 @@ class NoActuator:
     async def remove(self, worker: WorkerPlace) -> None:
         """Never."""
         raise ActuatorFailed("--actuator is none")
+
+    async def give_up(self, role: WorkRole, joined: Set[str]) -> None:
+        """There are no orders."""

@@ -8,6 +8,7 @@ goes drains by its `preStop` hook.
 from __future__ import annotations
 
 import json
+from collections.abc import Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,9 @@ class KubernetesActuator:
         """One replica less, that worker's if the workload heeds the cost of its pods. Raises ActuatorFailed."""
         await self._mark(worker)
         await self._change(-1)
+
+    async def give_up(self, role: WorkRole, joined: Set[str]) -> None:
+        """Its pod stays: one less might end another."""
 
     async def _change(self, by: int) -> None:
         scale = await self._ask("GET", self._access.scale_url)

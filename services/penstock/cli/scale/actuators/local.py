@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Set
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,7 +19,7 @@ from penstock.cli.supervisor import ChildChange, ChildFailed, ChildState, Patien
 from penstock.errors import PenstockError
 from penstock.runtime.addresses import SocketAddress, UnixPath
 from penstock.runtime.config import ConfigError
-from penstock.runtime.tasks import Failed, start
+from penstock.runtime.tasks import Failed, first_of, start
 
 _LOG = structlog.get_logger("penstock.scale")
 
@@ -55,6 +55,7 @@ class LocalMesh:
 class _Kept:
     """A worker of ours."""
 
+    role: WorkRole
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
 
@@ -99,7 +100,7 @@ class LocalActuator:
             raise ActuatorFailed(str(error)) from None
         spec = replace(spec, environment={**spec.environment, **self._ports.environment})
         self._number += 1
-        kept = self._kept[address] = _Kept()
+        kept = self._kept[address] = _Kept(role)
         keep = partial(self._keep, spec, address, role)
         kept.task = start(keep, name="added worker", on_failure="log", failed=mesh.failed)
 
@@ -111,6 +112,12 @@ class LocalActuator:
         kept.stop.set()
         if kept.task is not None:
             await asyncio.wait([kept.task])
+
+    async def give_up(self, role: WorkRole, joined: Set[str]) -> None:
+        """Ends the oldest of those that have not joined, which still starts: its place is free when it has ended."""
+        late = (kept for address, kept in self._kept.items() if kept.role == role and address not in joined)
+        if (oldest := next((kept for kept in late if not kept.stop.is_set()), None)) is not None:
+            oldest.stop.set()
 
     async def end(self) -> None:
         """Ends all."""
@@ -125,7 +132,7 @@ class LocalActuator:
         patience = Patience(stop_s=options.drain_s + 10.0, hung_s=options.hung_s, stuck_s=options.stuck_s)
         try:
             async with supervised([spec], self._changed, self._said, patience) as supervisor:
-                await supervisor.ready()
+                await first_of(supervisor.ready(), kept.stop.wait())  # who is given up does not get ready any more
                 await kept.stop.wait()
         except ChildFailed as error:
             _LOG.error("an added worker could not start", worker=spec.name, reason=str(error), said=error.tail[-3:])

@@ -12,6 +12,7 @@ import hashlib
 import hmac
 import json
 import time
+from collections.abc import Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import uuid4
@@ -60,6 +61,9 @@ class WebhookActuator:
     async def remove(self, worker: WorkerPlace) -> None:
         """Wishes that a drained worker ends. Raises ActuatorFailed."""
         await self._wish(f"remove-{worker.id}", {"wish": "remove", "worker": worker.id, "address": worker.address})
+
+    async def give_up(self, role: WorkRole, joined: Set[str]) -> None:
+        """Whoever heard the wish may still fulfil it."""
 
     async def _wish(self, id: str, what: dict[str, str]) -> None:
         body, pause_s, reason = json.dumps({"id": id, **what}).encode(), self._pause_s, ""
