@@ -17,7 +17,7 @@ from penstock.engine.forward import following
 from penstock.engine.kernels.cpu.decoder import CompiledDecoder
 from penstock.kv.identity import Chain, root_key
 from penstock.testing.adapters import fingerprint_of, write_adapter, write_merged
-from penstock.testing.checkpoints import TINY_DEEPSEEK, TinyModel, write_checkpoint
+from penstock.testing.checkpoints import TINY_DEEPSEEK, TINY_LLAMA_4, TinyModel, write_checkpoint
 
 KINDS = {
     "llama": (TinyModel(), {}),
@@ -35,6 +35,7 @@ KINDS = {
             "exclude_modules": r".*\.experts\..*",
         },
     ),
+    "llama 4": (replace(TINY_LLAMA_4, vocab_size=320), {}),
 }
 MANY = {"rank_pattern": {"q_proj": 9, "layers.1.mlp.down_proj": 2}, "alpha_pattern": {"v_proj": 3}}
 

@@ -38,7 +38,27 @@ QWEN = {
     "architecture": "Qwen3MoeForCausalLM",
     "extra": {"num_experts": 18, "num_experts_per_tok": 7, "moe_intermediate_size": 16, "mlp_only_layers": [1]},
 }
-MODELS = {"mixtral": MIXTRAL, "one each": ONE_EACH, "wide": WIDE, "qwen": QWEN}
+LLAMA_4 = {
+    "architecture": "Llama4ForCausalLM",
+    "intermediate_size": 48,
+    "layers": 4,
+    "extra": {
+        "intermediate_size_mlp": 80,
+        "num_local_experts": 6,
+        "attention_chunk_size": 40,
+        "floor_scale": 16,
+        "moe_layers": [0, 2, 3],
+    },
+}
+TWO_WEIGHED = {**LLAMA_4, "extra": {**LLAMA_4["extra"], "num_experts_per_tok": 2, "use_qk_norm": False}}
+MODELS = {
+    "mixtral": MIXTRAL,
+    "one each": ONE_EACH,
+    "wide": WIDE,
+    "qwen": QWEN,
+    "llama 4": LLAMA_4,
+    "two weighed": TWO_WEIGHED,
+}
 
 
 @dataclass
@@ -63,7 +83,7 @@ class Both:
         memories = [PageMemory(config, 64, 16, torch.float32, CPU) for _ in range(2)]
         assert CompiledDecoder.fits(config)
         compiled = CompiledDecoder(machine, config, weights, decoder.tables[0], memories[0])
-        builder = BatchBuilder(memories[1], CPU, config.windows, torch.float32)
+        builder = BatchBuilder(memories[1], CPU, config.windows, torch.float32, chunked=config.chunked)
         return cls(compiled, decoder, builder, memories[1], machine.rounds(kind))
 
     def check(self, runs: list[Run]) -> torch.Tensor:

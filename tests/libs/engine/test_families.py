@@ -97,6 +97,7 @@ LLAMA_4 = {
     "floor_scale": 16,
     "rms_norm_eps": 1e-5,
 }
+LLAMA_4_COMPILED = {"intermediate_size_mlp": 80, "num_local_experts": 6}
 SECTIONS = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
 VISION = {
     "hidden_size": 16,
@@ -166,6 +167,19 @@ CASES = {
         {**LLAMA_4, "rope_parameters": LLAMA3, "attn_temperature_tuning": False, "no_rope_layers": [0, 1, 1, 1]},
     ),
     "llama4-sharply-scaled": ("Llama4", {**LLAMA_4, "rope_parameters": {**LLAMA3, "high_freq_factor": 1.0}}),
+    "llama4-compiled": ("Llama4", {**LLAMA_4, **LLAMA_4_COMPILED}),
+    "llama4-compiled-some-dense": (
+        "Llama4",
+        {
+            **LLAMA_4,
+            **LLAMA_4_COMPILED,
+            "interleave_moe_layer_step": 2,
+            "num_experts_per_tok": 2,
+            "use_qk_norm": False,
+            "attention_bias": True,
+            "rope_parameters": LLAMA3,
+        },
+    ),
     "kimi-text-part": ("DeepseekV3", {**LATENT, "with_pictures": "kimi"}),
     "llama4-text-part": ("Llama4", {**LLAMA_4, "with_pictures": "llama"}),
     "qwen2.5-vl-text-part": ("Qwen2_5_VL", {"rope_parameters": SECTIONS, "with_pictures": "qwen"}),

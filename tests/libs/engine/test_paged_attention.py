@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from ctypes import addressof
 from dataclasses import dataclass
 from functools import cache
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from penstock.checkpoint import Rope
+from penstock.checkpoint import Rope, Temperature
 from penstock.engine.kernels.cpu.build import instruction_sets
 from penstock.engine.kernels.cpu.layout import Kind, LayerArgs, ModelArgs, StepArgs
 from penstock.engine.kernels.cpu.machine import Machine
@@ -31,6 +32,10 @@ ROUNDED = 1.5e-2
 """The same for bfloat16 where the processor multiplies it: queries and weights are in bfloat16 too."""
 
 
+WARM = Temperature(0.1, 24)
+"""How queries grow where nothing turns."""
+
+
 @dataclass(frozen=True)
 class Shape:
     heads: int
@@ -40,6 +45,9 @@ class Shape:
     window: int
     normed: bool
     cache: torch.dtype = torch.float32
+    chunked: bool = False
+    turning: str = "halves"
+    """What turns: halves, neighbours, neighbours that are normalised behind it, or nothing."""
 
     @property
     def width(self) -> int:
@@ -79,8 +87,13 @@ class Layer:
     def __init__(self, shape: Shape, random: torch.Generator) -> None:
         self.shape = shape
         self.norm = torch.rand(shape.heads + shape.kv_heads, shape.dim, generator=random) + 0.5
-        self.tables = rope_tables(Rope(), shape.dim, 4000, torch.float32)
-        layer = LayerArgs(qk_norm=self.norm.data_ptr() if shape.normed else None, window=shape.window)
+        self.interleaved = shape.turning.startswith("neighbours")
+        self.tables = rope_tables(Rope(interleaved=self.interleaved), shape.dim, 4000, torch.float32)
+        layer = LayerArgs(
+            qk_norm=self.norm.data_ptr() if shape.normed else None,
+            window=shape.window,
+            unturned=shape.turning == "nothing",
+        )
         self._layers = (LayerArgs * 1)(layer)
         self._scale = shape.dim**-0.5
 
@@ -95,6 +108,11 @@ class Layer:
             scale=self._scale,
             kv_kind=Kind.of(shape.cache),
             block_size=shape.block_size,
+            chunked=shape.chunked,
+            interleaved=self.interleaved,
+            key_norm=shape.turning == "neighbours, normalised",
+            warm_tokens=WARM.tokens,
+            warm_strength=WARM.strength,
             cosine=self.tables[0].data_ptr(),
             sine=self.tables[1].data_ptr(),
             layer=addressof(self._layers),
@@ -122,13 +140,23 @@ class Layer:
         if shape.normed:
             turned = rms_norm(turned, self.norm, torch.tensor(1e-6))
         at = slice(one.start, one.start + one.rows)
-        turned = rotate(turned, *(table[at].unsqueeze(1) for table in self.tables))
+        if shape.turning != "nothing":
+            tables = [table[at].unsqueeze(1) for table in self.tables]
+            turned = rotate(turned, *tables, interleaved=self.interleaved)
+        if shape.turning == "neighbours, normalised":
+            turned = rms_norm(turned, torch.ones(shape.dim), torch.tensor(1e-6))
         keys = read(shape, kept(shape, torch.cat((one.before[0], turned[:, heads:]))))
         values = read(shape, kept(shape, torch.cat((one.before[1], values))))
-        window = shape.window or None
-        return naive_attend(
-            turned[:, :heads], keys, values, range(one.start, one.start + one.rows), scale=self._scale, window=window
-        )
+        query = turned[:, :heads]
+        if shape.turning == "nothing":
+            warmth = [1 + WARM.strength * math.log1p((at + 1) // WARM.tokens) for at in range(at.start, at.stop)]
+            query = query * torch.tensor(warmth).view(-1, 1, 1)
+        mixed = []
+        for row, position in enumerate(range(one.start, one.start + one.rows)):
+            window = position % shape.window + 1 if shape.chunked and shape.window else shape.window or None
+            looks = slice(row, row + 1)
+            mixed.append(naive_attend(query[looks], keys, values, [position], scale=self._scale, window=window))
+        return torch.cat(mixed)
 
 
 @cache
@@ -160,6 +188,8 @@ def shapes_of(dims: list[int], block_sizes: list[int], caches: list[torch.dtype]
         st.sampled_from([0, 1, 11, 100, 600]),
         st.booleans(),
         st.sampled_from(caches),
+        st.booleans(),
+        st.sampled_from(["halves", "neighbours", "neighbours, normalised", "nothing"]),
     )
 
 

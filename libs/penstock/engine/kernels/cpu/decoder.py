@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from penstock.checkpoint import ModelConfig
+from penstock.checkpoint import Experts, ModelConfig
 from penstock.engine.errors import NotFinite, RankLost
 from penstock.engine.kernels.cpu.adapting import step_adapters
 from penstock.engine.kernels.cpu.layout import (
@@ -76,9 +76,8 @@ class CompiledDecoder:
         self._keep: list[Any] = [weights, memory, ranks]
         own = range(weights.first, weights.first + len(weights.layers))
         layers = (LayerArgs * len(own))(
-            *(self._layer(layer, config.windows[at] or 0) for at, layer in zip(own, weights.layers, strict=True))
+            *(self._layer(config, at, layer) for at, layer in zip(own, weights.layers, strict=True))
         )
-        experts = config.experts
         cosine, sine = (self._floats(table.flatten(1)) for table in tables)
         self._model = ModelArgs(
             layers=len(own),
@@ -86,16 +85,17 @@ class CompiledDecoder:
             heads=config.n_heads,
             kv_heads=config.n_kv_heads,
             head_dim=config.head_dim,
-            intermediate=config.intermediate_size,
-            experts=0 if experts is None else experts.count,
-            expert_rows=None if weights.expert_rows is None else weights.expert_rows.ctypes.data,
-            per_token=0 if experts is None else experts.per_token,
-            normalised=experts is not None and experts.normalised,
-            expert_intermediate=0 if experts is None else experts.intermediate_size,
+            intermediate=max(config.intermediate_size, 0 if config.experts is None else config.experts.shared_size),
+            **({} if config.experts is None else _experts(config.experts, weights)),
             eps=config.rms_eps,
             scale=config.attention_scale,
             kv_kind=Kind.of(memory.data.dtype),
             block_size=memory.block_size,
+            chunked=config.chunked,
+            interleaved=config.rope.interleaved,
+            key_norm=config.key_norm,
+            warm_tokens=0 if config.temperature is None else config.temperature.tokens,
+            warm_strength=0 if config.temperature is None else config.temperature.strength,
             vocab=self._vocab,
             cosine=cosine,
             sine=sine,
@@ -122,21 +122,20 @@ class CompiledDecoder:
 
     @staticmethod
     def fits(config: ModelConfig) -> bool:
-        """Whether step.cpp computes such models: Llama, Mistral, Mixtral, Qwen, Phi in sizes that are whole vectors."""
+        """Whether step.cpp computes such models: Llama, Mistral, Mixtral, Qwen, Phi, Llama 4 in sizes that are whole
+        vectors."""
         experts = config.experts
-        inner = 0 if experts is None else experts.intermediate_size
-        sizes = (config.head_dim, config.hidden_size, config.intermediate_size, inner)
+        inner = () if experts is None else (experts.intermediate_size, experts.shared_size)
+        sizes = (config.head_dim, config.hidden_size, config.intermediate_size, *inner)
         return (
             all(size % LANES == 0 for size in sizes)
             and config.rotary_dim == config.head_dim
             and config.activation == "silu"
-            and (experts is None or not (experts.sigmoid or experts.shared_size))
             and not config.post_norms
             and config.local_rope is None
             and config.attention_softcap is None
             and config.logit_softcap is None
             and config.latent is None
-            and not (config.chunked or config.rope.interleaved or config.unrotated or config.key_norm)
         )
 
     def between_layers(self, call: Callable[[], object] | None) -> None:
@@ -250,7 +249,7 @@ class CompiledDecoder:
             self._end_to_end = np.concatenate(found)
         return self._end_to_end
 
-    def _layer(self, layer: LayerWeights, window: int) -> LayerArgs:
+    def _layer(self, config: ModelConfig, number: int, layer: LayerWeights) -> LayerArgs:
         block = layer.mlp
         return LayerArgs(
             input_norm=self._floats(layer.input_norm),
@@ -258,14 +257,15 @@ class CompiledDecoder:
             mlp_norm=self._floats(layer.mlp_norm),
             qkv=_args(layer.qkv),
             output=_args(layer.out),
-            window=window,
+            window=config.windows[number] or 0,
+            unturned=number in config.unrotated,
             **(self._routed(block) if isinstance(block, Routed) else self._dense(block)),
         )
 
-    def _dense(self, block: Dense) -> dict[str, LinearArgs]:
-        return {"gate_up": _args(block.gate_up), "down": _args(block.down)}
+    def _dense(self, block: Dense | None) -> dict[str, Any]:
+        return {} if block is None else {"gate_up": _args(block.gate_up), "down": _args(block.down)}
 
-    def _routed(self, block: Routed) -> dict[str, int]:
+    def _routed(self, block: Routed) -> dict[str, Any]:
         router = torch.nn.functional.pad(block.router.float().t(), (0, 0, 0, -block.rule.count % _ROUTED))
         gate_ups, downs = [
             (LinearArgs * len(matrices))(*(_args(matrix) for matrix in matrices))
@@ -276,12 +276,28 @@ class CompiledDecoder:
             places[held.number] = ExpertPlaceArgs(number, held.turn, held.copies)
         self._keep += [gate_ups, downs, places]
         tables = {"gate_ups": addressof(gate_ups), "downs": addressof(downs), "places": addressof(places)}
-        return {"router": self._floats(router), **tables}
+        correction = None if block.correction is None else self._floats(block.correction)
+        return {"router": self._floats(router), "correction": correction, **tables, **self._dense(block.shared)}
 
     def _floats(self, values: Tensor) -> int:
         kept = values.float().contiguous()
         self._keep.append(kept)
         return kept.data_ptr()
+
+
+def _experts(rule: Experts, weights: Weights) -> dict[str, Any]:
+    return {
+        "experts": rule.count,
+        "expert_rows": None if weights.expert_rows is None else weights.expert_rows.ctypes.data,
+        "per_token": rule.per_token,
+        "normalised": rule.normalised,
+        "expert_intermediate": rule.intermediate_size,
+        "sigmoid": rule.sigmoid,
+        "groups": rule.groups,
+        "groups_used": rule.groups_used,
+        "scaling": rule.scaling,
+        "weighs_inputs": rule.weighs_inputs,
+    }
 
 
 def _args(matrix: Matrix) -> LinearArgs:

@@ -5,6 +5,7 @@
 #include "tiles.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace penstock {
 
@@ -13,23 +14,48 @@ constexpr int kTile = 4 * kQueries;  // queries in a chunk of a long run; in til
 
 typedef float Eight __attribute__((vector_size(32)));
 
-// Prepares a query or a key for the scores: normalises it if the model asks for that, and rotates it.
-inline void turn(const Model &model, const Layer &layer, int place, int head, const float *x, float *out) {
-  const int dim = model.head_dim, half = dim / 2;
-  if (layer.qk_norm) normalise(x, layer.qk_norm + head * dim, dim, model.eps, out), x = out;
-  const float *cosine = model.cosine + int64_t(place) * dim, *sine = model.sine + int64_t(place) * dim;
+// Turns the dimensions of `x` by the place of a row, of which the tables have the rows; `out` may be `x`.
+inline void rotate(const float *x, int dim, const float *cosine, const float *sine, bool interleaved, float *out) {
   auto at = [](const float *from) {
     Eight eight;
     std::memcpy(&eight, from, sizeof eight);
     return eight;
   };
-  for (int i = 0; i < half; i += 8) {
+  if (interleaved) {
+    for (int i = 0; i < dim; i += 8) {
+      const Eight a = at(x + i), partners = __builtin_shufflevector(a, a, 1, 0, 3, 2, 5, 4, 7, 6);
+      const Eight turned = a * at(cosine + i) + partners * at(sine + i);
+      std::memcpy(out + i, &turned, sizeof turned);
+    }
+    return;
+  }
+  for (int i = 0, half = dim / 2; i < half; i += 8) {
     const Eight a = at(x + i), b = at(x + i + half);
     const Eight first = a * at(cosine + i) + b * at(sine + i);
     const Eight second = b * at(cosine + i + half) + a * at(sine + i + half);
     std::memcpy(out + i, &first, sizeof first);
     std::memcpy(out + i + half, &second, sizeof second);
   }
+}
+
+// Prepares a query or a key for the scores: normalises and rotates it, as far as the model asks for that.
+inline void turn(const Model &model, const Layer &layer, int place, int head, const float *x, float *out) {
+  const int dim = model.head_dim;
+  if (layer.qk_norm) normalise(x, layer.qk_norm + head * dim, dim, model.eps, out), x = out;
+  if (layer.unturned) {
+    std::memmove(out, x, dim * sizeof(float));
+    return;
+  }
+  rotate(x, dim, model.cosine + int64_t(place) * dim, model.sine + int64_t(place) * dim, model.interleaved, out);
+  if (!model.key_norm) return;
+  const float factor = norm_factor(out, dim, model.eps);
+  for (int i = 0; i < dim; i += kLanes) (Floats::load(out + i) * factor).store(out + i);
+}
+
+// The factor of queries at a position of a layer.
+inline float warmth(const Model &model, const Layer &layer, int position) {
+  const int times = layer.unturned && model.warm_tokens ? (position + 1) / model.warm_tokens : 0;
+  return times ? std::log1p(float(times)) * model.warm_strength + 1 : 1.0f;
 }
 
 // What a query has seen: its highest score `most`, the sum of the weights e^(score - most), and the sum of the values
@@ -144,7 +170,11 @@ template <class Own, class Cache> class Head {
     return rows_ ? rows_[number] : first_ + number;
   }
   int end(int q) const { return step_.position[row(q)] + 1; }
-  int begin(int q) const { return layer_.window ? std::max(0, end(q) - layer_.window) : 0; }
+  int begin(int q) const {
+    if (!layer_.window) return 0;
+    const int end = this->end(q);
+    return model_.chunked ? (end - 1) / layer_.window * layer_.window : std::max(0, end - layer_.window);
+  }
 
   // Prepares query q of this key head, or of another, and scales it.
   void turn_query_to(int q, float *out) const { turn_query_to(q, out, kv_head_); }
@@ -152,7 +182,8 @@ template <class Own, class Cache> class Head {
     const int row = this->row(q), head = kv_head * group_ + (from_ + q) % group_;
     const float *x = qkv_ + (int64_t(row) * (model_.heads + 2 * model_.kv_heads) + head) * dim_;
     turn(model_, layer_, step_.turned[row], head, x, out);
-    for (int i = 0; i < dim_; i += kLanes) (Floats::load(out + i) * model_.scale).store(out + i);
+    const float scale = model_.scale * warmth(model_, layer_, step_.position[row]);
+    for (int i = 0; i < dim_; i += kLanes) (Floats::load(out + i) * scale).store(out + i);
   }
 
   // The part of a piece that any of the queries sees: positions relative to `zero`, where the piece begins.

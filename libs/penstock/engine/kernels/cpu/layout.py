@@ -78,13 +78,16 @@ class LayerArgs(Structure):
         ("mlp_norm", FLOATS),  # [hidden]
         ("qkv", LinearArgs),
         ("output", LinearArgs),
-        ("gate_up", LinearArgs),  # all columns of gate, then those of up; neither in a layer of experts
+        # of the block that all rows go through: all columns of gate, then those of up; no inputs where there is none
+        ("gate_up", LinearArgs),
         ("down", LinearArgs),
         ("router", FLOATS),  # [experts, up to a multiple of 4, hidden], zeros behind the last; null: there are none
+        ("correction", FLOATS),  # [experts] what counts in a choice, and not in the weight; or null
         ("places", pointer("const ExpertPlace")),  # [experts]
         ("gate_ups", pointer("const Linear")),  # of those that this process has
         ("downs", pointer("const Linear")),  # likewise
-        ("window", c_int32),  # tokens that a row looks at, itself included; 0: all
+        ("window", c_int32),  # tokens that a row looks at, itself included, or those of a chunk; 0: all
+        ("unturned", c_int32),  # positions turn nothing
     )
 
 
@@ -109,19 +112,29 @@ class ModelArgs(Structure):
         ("heads", c_int32),
         ("kv_heads", c_int32),
         ("head_dim", c_int32),
-        ("intermediate", c_int32),
+        ("intermediate", c_int32),  # most of a block that all rows go through
         ("experts", c_int32),  # in each layer that has some
         ("expert_rows", pointer("int64_t")),  # [layers, experts]: rows that have chosen each so far
         ("per_token", c_int32),  # experts that a row uses
         ("normalised", c_int32),  # the weights of a row's experts are made to sum to 1
         ("expert_intermediate", c_int32),
+        ("sigmoid", c_int32),  # their weights are sigmoids of the scores, and not a softmax
+        ("groups", c_int32),  # of experts, as many in each, ...
+        ("groups_used", c_int32),  # ... among which a row chooses: the ones whose two best are best together
+        ("scaling", c_float),  # the factor of weights
+        ("weighs_inputs", c_int32),  # weights multiply what goes into an expert, not what comes out
         ("eps", c_float),
         ("scale", c_float),  # the factor of products of queries and keys
         ("kv_kind", c_int32),  # FLOAT32, BFLOAT16, or INT8: see int8_kv.py
         ("block_size", c_int32),  # tokens of a page
+        ("chunked", c_int32),  # windows do not slide: they are chunks of the text, and a row looks at its own
+        ("interleaved", c_int32),  # neighbouring dimensions turn together, not those of the two halves
+        ("key_norm", c_int32),  # queries and keys are normalised when they have turned
+        ("warm_tokens", c_int32),  # where nothing turns, queries grow every so many tokens; 0: they do not
+        ("warm_strength", c_float),  # see Temperature
         ("vocab", c_int32),  # how many columns of the head are computed
         ("cosine", FLOATS),  # [positions, head_dim], see layers/rope.py
-        ("sine", FLOATS),  # [positions, head_dim], with the sign of the first half reversed
+        ("sine", FLOATS),  # [positions, head_dim], with the signs of those reversed that are first of a pair
         ("norm", FLOATS),  # [hidden]
         ("layer", pointer("const Layer")),  # [layers]
         ("head", LinearArgs),  # where the last layers are others', any matrix: steps give no logits
