@@ -51,6 +51,29 @@ LLAMA_4 = {
     },
 }
 TWO_WEIGHED = {**LLAMA_4, "extra": {**LLAMA_4["extra"], "num_experts_per_tok": 2, "use_qk_norm": False}}
+DEEPSEEK = {
+    "architecture": "DeepseekV3ForCausalLM",
+    "extra": {
+        "q_lora_rank": 48,
+        "kv_lora_rank": 32,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 16,
+        "v_head_dim": 16,
+        "n_routed_experts": 12,
+        "num_experts_per_tok": 3,
+        "n_group": 4,
+        "topk_group": 2,
+        "moe_intermediate_size": 32,
+        "n_shared_experts": 2,
+        "first_k_dense_replace": 1,
+    },
+}
+MANY_HEADS = {
+    **DEEPSEEK,
+    "heads": 40,
+    "extra": {**DEEPSEEK["extra"], "q_lora_rank": None, "attention_bias": True, "kv_lora_rank": 144, "n_group": 1}
+    | {"topk_group": 1, "norm_topk_prob": False, "rope_interleave": False, "v_head_dim": 80},
+}
 MODELS = {
     "mixtral": MIXTRAL,
     "one each": ONE_EACH,
@@ -58,6 +81,8 @@ MODELS = {
     "qwen": QWEN,
     "llama 4": LLAMA_4,
     "two weighed": TWO_WEIGHED,
+    "deepseek": DEEPSEEK,
+    "many heads": MANY_HEADS,
 }
 
 
@@ -78,7 +103,8 @@ class Both:
         def keep(stack: Stack, _, bias):
             return PackedMatrix.of(machine, packed.matrices[stack.name], bias, stack.columns), None
 
-        weights = load_weights(checkpoint, torch.float32, CPU, keep=keep)
+        kept = torch.float32 if kind == "float32" else torch.bfloat16
+        weights = load_weights(checkpoint, kept, CPU, keep=keep, compute=torch.float32)
         decoder = Decoder(config, weights, 512, torch.float32)
         memories = [PageMemory(config, 64, 16, torch.float32, CPU) for _ in range(2)]
         assert CompiledDecoder.fits(config)

@@ -80,6 +80,14 @@ LATENT = {
     "topk_group": 2,
     "first_k_dense_replace": 1,
 }
+LATENT_COMPILED = {
+    "q_lora_rank": 48,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 16,
+    "moe_intermediate_size": 32,
+}
 DEEP_YARN = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
@@ -157,6 +165,15 @@ CASES = {
         {**LATENT, "q_lora_rank": None, "attention_bias": True, "n_group": 1, "topk_group": 1},
     ),
     "deepseek-dense": ("DeepseekV3", {**LATENT, "first_k_dense_replace": 3, "rope_interleave": False}),
+    "deepseek-compiled": ("DeepseekV3", {**LATENT, **LATENT_COMPILED}),
+    "deepseek-compiled-yarn": (
+        "DeepseekV3",
+        {**LATENT, **LATENT_COMPILED, "rope_parameters": DEEP_YARN, "q_lora_rank": None, "attention_bias": True},
+    ),
+    "deepseek-compiled-many-heads": (
+        "DeepseekV3",
+        {**LATENT, **LATENT_COMPILED, "num_attention_heads": 34, "num_key_value_heads": 34, "n_shared_experts": 2},
+    ),
     "llama4": ("Llama4", LLAMA_4),
     "llama4-some-dense": (
         "Llama4",
@@ -180,6 +197,7 @@ CASES = {
             "rope_parameters": LLAMA3,
         },
     ),
+    "kimi-compiled-text-part": ("DeepseekV3", {**LATENT, **LATENT_COMPILED, "with_pictures": "kimi"}),
     "kimi-text-part": ("DeepseekV3", {**LATENT, "with_pictures": "kimi"}),
     "llama4-text-part": ("Llama4", {**LLAMA_4, "with_pictures": "llama"}),
     "qwen2.5-vl-text-part": ("Qwen2_5_VL", {"rope_parameters": SECTIONS, "with_pictures": "qwen"}),

@@ -35,8 +35,9 @@ from penstock.engine.kernels.cpu.machine import Machine
 from penstock.engine.kernels.cpu.matrix import PackedMatrix
 from penstock.engine.kernels.cpu.packed import LANES
 from penstock.engine.layers.feedforward import Dense, Routed
+from penstock.engine.layers.latent import LATENT_EPS
 from penstock.engine.layers.linear import Matrix
-from penstock.engine.layers.weights import LayerWeights, Weights
+from penstock.engine.layers.weights import LatentWeights, LayerWeights, Weights
 from penstock.engine.step.batch import Rows, sampled_rows, turned_apart, turned_rows
 from penstock.engine.step.features import Features
 from penstock.engine.step.memory import PageMemory
@@ -44,6 +45,8 @@ from penstock.engine.step.memory import PageMemory
 _TABLES = (torch.float32, torch.bfloat16)
 """The types in which step.cpp reads embeddings."""
 _PROCEDURE = CFUNCTYPE(None)
+_AT_ONCE = 32
+"""kQueries of head.h."""
 _ROUTED = 4
 """Experts whose scores step.cpp computes together."""
 
@@ -82,9 +85,7 @@ class CompiledDecoder:
         self._model = ModelArgs(
             layers=len(own),
             hidden=config.hidden_size,
-            heads=config.n_heads,
-            kv_heads=config.n_kv_heads,
-            head_dim=config.head_dim,
+            **_heads(config),
             intermediate=max(config.intermediate_size, 0 if config.experts is None else config.experts.shared_size),
             **({} if config.experts is None else _experts(config.experts, weights)),
             eps=config.rms_eps,
@@ -108,7 +109,7 @@ class CompiledDecoder:
             page_layers=memory.n_layers,
             first_layer=own.start,
             row_heads=memory.heads[0],
-            first_head=first_head,
+            first_head=0 if config.latent is not None else first_head,
             ranks=None if ranks is None else addressof(ranks),
         )
         self._keep.append(layers)
@@ -122,20 +123,18 @@ class CompiledDecoder:
 
     @staticmethod
     def fits(config: ModelConfig) -> bool:
-        """Whether step.cpp computes such models: Llama, Mistral, Mixtral, Qwen, Phi, Llama 4 in sizes that are whole
-        vectors."""
-        experts = config.experts
+        """Whether step.cpp computes such models: all but Gemma, in sizes that are whole vectors."""
+        experts, latent = config.experts, config.latent
         inner = () if experts is None else (experts.intermediate_size, experts.shared_size)
-        sizes = (config.head_dim, config.hidden_size, config.intermediate_size, *inner)
+        sizes = (config.hidden_size, config.intermediate_size, *inner, *_head_sizes(config))
         return (
             all(size % LANES == 0 for size in sizes)
-            and config.rotary_dim == config.head_dim
+            and (latent is not None or config.rotary_dim == config.head_dim)
             and config.activation == "silu"
             and not config.post_norms
             and config.local_rope is None
             and config.attention_softcap is None
             and config.logit_softcap is None
-            and config.latent is None
         )
 
     def between_layers(self, call: Callable[[], object] | None) -> None:
@@ -258,9 +257,24 @@ class CompiledDecoder:
             qkv=_args(layer.qkv),
             output=_args(layer.out),
             window=config.windows[number] or 0,
-            unturned=number in config.unrotated,
+            unturned=number in config.unrotated or layer.latent is not None,
+            **({} if layer.latent is None else self._latent(layer.latent)),
             **(self._routed(block) if isinstance(block, Routed) else self._dense(block)),
         )
+
+    def _latent(self, weights: LatentWeights) -> dict[str, Any]:
+        """Queries and vectors have turned when attention gets them."""
+        kind = "float32" if self._head.kind == "float32" else "bfloat16"
+        own = [
+            [PackedMatrix.pack(self._machine, matrix, None, kind) for matrix in matrices]
+            for matrices in (weights.keys, weights.values)
+        ]
+        absorb, release = ((LinearArgs * len(matrices))(*(matrix.args for matrix in matrices)) for matrices in own)
+        self._keep += [own, absorb, release]
+        found = {"latent_norm": self._floats(weights.norm), "absorb": addressof(absorb), "release": addressof(release)}
+        if weights.query is None or weights.query_norm is None:
+            return found
+        return {"query": _args(weights.query), "query_norm": self._floats(weights.query_norm), **found}
 
     def _dense(self, block: Dense | None) -> dict[str, Any]:
         return {} if block is None else {"gate_up": _args(block.gate_up), "down": _args(block.down)}
@@ -283,6 +297,38 @@ class CompiledDecoder:
         kept = values.float().contiguous()
         self._keep.append(kept)
         return kept.data_ptr()
+
+
+def _head_sizes(config: ModelConfig) -> tuple[int, ...]:
+    """Those that must be whole vectors."""
+    latent = config.latent
+    if latent is None:
+        return (config.head_dim,)
+    return latent.rank, latent.query_rank or 0, latent.plain_dim, config.rotary_dim, latent.value_dim
+
+
+def _heads(config: ModelConfig) -> dict[str, Any]:
+    latent = config.latent
+    if latent is None:
+        return {"heads": config.n_heads, "kv_heads": config.n_kv_heads, "head_dim": config.head_dim}
+    return {
+        "heads": config.n_heads,
+        "kv_heads": _parts(config.n_heads),
+        "head_dim": latent.rank + config.rotary_dim,
+        "rank": latent.rank,
+        "query_rank": latent.query_rank or 0,
+        "plain_dim": latent.plain_dim,
+        "turned_dim": config.rotary_dim,
+        "value_dim": latent.value_dim,
+        "latent_eps": LATENT_EPS,
+    }
+
+
+def _parts(heads: int) -> int:
+    """Into how many parts the heads of latent attention are divided, which all look at the same vectors: each part is
+    as many queries of a row as step.cpp takes at once, and more than look together with those of other parts."""
+    sizes = [size for size in range(_AT_ONCE, _AT_ONCE // 2, -1) if heads % size == 0]
+    return heads // sizes[0] if sizes else 1
 
 
 def _experts(rule: Experts, weights: Weights) -> dict[str, Any]:

@@ -54,23 +54,28 @@ class Pass {
         packed_(kTiles && rounds(model.head.kind) && !step.adapter),
         qkv_(floats(wide())),
         mixed_(floats(narrow())),
+        queries_(model.query_rank ? floats(model.heads * (model.plain_dim + model.turned_dim)) : qkv_),
+        asked_(model.rank ? floats(int(asked_width(model))) : qkv_),
+        attended_(model.rank ? floats(model.heads * model.head_dim) : mixed_),
         inner_(floats(packed_width(model.intermediate))),
         expert_inner_(scratch_.floats(places() * packed_width(model.expert_intermediate))),
         picks_(places()),
         rows_(places()),
         shares_(2 * places()),
         shrunk_(floats(step.thin)),
-        attention_(team, model, step, qkv_, mixed_, scratch_) {
+        attention_(team, model, step, asked_, attended_, scratch_) {
     const int members = team_size(team), slab = std::min(step.rows, kSlab);
     const int64_t sums = int64_t(slab) * kGang * kLanes, room = kRoom;
-    const int64_t packed = std::max(step.rows * packed_width(std::max({model.hidden, narrow(), model.intermediate})),
-                                    places() * packed_width(std::max(model.hidden, model.expert_intermediate)));
+    const int64_t packed =
+        std::max(step.rows * packed_width(std::max({model.hidden, narrow(), model.intermediate, model.query_rank})),
+                 places() * packed_width(std::max(model.hidden, model.expert_intermediate)));
+    const int64_t head = model.rank ? slab * packed_width(std::max(model.head_dim, model.plain_dim)) : 0;
     const int64_t routing = model.experts ? model.hidden + 3 * packed_width(model.experts) : 0;
-    float *next = scratch_.floats(members * (2 * sums + room + routing) + (shared_ ? 1 : members) * packed);
+    float *next = scratch_.floats(members * (2 * sums + room + routing + head) + (shared_ ? 1 : members) * packed);
     auto take = [&](int64_t count) { return next += count, next - count; };
     float *x = take(packed);
     for (int i = 0; i < members; ++i)
-      members_.push_back({i && !shared_ ? take(packed) : x, take(2 * sums), take(room), take(routing), -1});
+      members_.push_back({i && !shared_ ? take(packed) : x, take(2 * sums), take(room), take(routing), take(head), -1});
   }
 
   // Returns false when another rank is lost.
@@ -81,8 +86,10 @@ class Pass {
       const Rows &rows =
           layer + 1 < model_.layers ? all_ : last_;  // after the last attention, only the sampled rows are needed
       product_of(QKV, layer, own.qkv.outputs, all_);
-      add(KEEP, layer, attention_.keeping());
-      add(ATTENTION, layer, attention_.chunks());
+      if (model_.rank)
+        latent_attention(layer, rows);
+      else
+        add(KEEP, layer, attention_.keeping()), add(ATTENTION, layer, attention_.chunks());
       product_of(OUTPUT, layer, own.output.outputs, rows);
       sum_over_ranks(layer, rows);
       feed_forward(layer, rows);
@@ -98,9 +105,9 @@ class Pass {
   }
 
  private:
-  enum Job { EMBED, KEEP, ATTENTION, ROUTE, SHRINK, PACK_ROWS, MULTIPLY, MEET, SUM, TAP, BEST };
-  // The product whose rows are packed, or that is computed. The first four may have adapters.
-  enum Product { NONE, QKV, OUTPUT, GATE_UP, DOWN, EXPERT_GATE_UP, EXPERT_DOWN, HEAD };
+  enum Job { EMBED, KEEP, ABSORB, ATTENTION, RELEASE, ROUTE, SHRINK, PACK_ROWS, MULTIPLY, MEET, SUM, TAP, BEST };
+  // The product whose rows are packed, or that is computed. The first five may have adapters.
+  enum Product { NONE, QKV, OUTPUT, GATE_UP, DOWN, QUERY, EXPERT_GATE_UP, EXPERT_DOWN, HEAD };
   static constexpr int kTogether = 16, kRouted = 2;  // rows that one chunk embeds, or keeps; or routes
   struct Phase {
     Job job;
@@ -113,6 +120,7 @@ class Pass {
     float *sums;  // a slab's sums, twice
     float *room;
     float *routing;  // a row, its scores, and what else its choice takes
+    float *head;     // a slab's rows in one head, packed
     int ready;       // the phase for which x is packed
   };
   // An expert that some rows have chosen. These stand together in `rows_`, and so do their results.
@@ -135,14 +143,79 @@ class Pass {
     computed_ = int(phases_.size());
   }
 
-  int wide() const { return (model_.heads + 2 * model_.kv_heads) * model_.head_dim; }
-  int narrow() const { return model_.heads * model_.head_dim; }
+  int wide() const { return model_.rank ? asks() + model_.head_dim : int(asked_width(model_)); }
+  int narrow() const { return model_.heads * (model_.rank ? model_.value_dim : model_.head_dim); }
+  // With latent attention, the columns of `qkv` before those of the vector that is kept.
+  int asks() const { return model_.query_rank ? model_.query_rank : query_width(); }
+  int query_width() const { return model_.heads * (model_.plain_dim + model_.turned_dim); }
   // Whether a layer has a block that all rows go through.
   bool is_dense(int layer) const { return model_.layer[layer].down.inputs > 0; }
   int64_t places() const { return int64_t(step_.rows) * model_.per_token; }  // of rows at experts
   float *floats(int width) { return scratch_.floats(int64_t(step_.rows) * width); }
 
   void add(Job job, int layer, int chunks) { phases_.push_back({job, NONE, layer, chunks, 0}); }
+
+  // Adds the phases of latent attention in its absorbed form, see layers/latent.py. Of each of its matrices a head has
+  // its own, and a chunk is a head with a slab of rows.
+  void latent_attention(int layer, const Rows &rows) {
+    if (model_.query_rank) product_of(QUERY, layer, query_width(), all_);
+    add(ABSORB, layer, all_.slabs() * model_.heads + (step_.rows + kTogether - 1) / kTogether);
+    add(ATTENTION, layer, attention_.chunks());
+    add(RELEASE, layer, rows.slabs() * model_.heads);
+  }
+
+  // Brings queries to the vectors that are kept; the last chunks store these vectors.
+  void absorb(int layer, int chunk, int who) {
+    const int heads = model_.heads, plain = model_.plain_dim, turned = model_.turned_dim, rank = model_.rank;
+    const Layer &own = model_.layer[layer];
+    Member &member = members_[who];
+    auto turn = [&](int row, const float *x, float *to) {
+      const int64_t at = int64_t(step_.turned[row]) * turned;
+      rotate(x, turned, model_.cosine + at, model_.sine + at, model_.interleaved, to);
+    };
+    if (chunk >= all_.slabs() * heads) {
+      const int first = (chunk - all_.slabs() * heads) * kTogether;
+      for (int row = first; row < std::min(first + kTogether, step_.rows); ++row) {
+        const float *x = qkv_ + int64_t(row) * wide() + asks();
+        normalise(x, own.latent_norm, rank, model_.latent_eps, member.room);
+        turn(row, x + rank, member.room + rank);
+        attention_.keep_vector(layer, row, member.room, who);
+      }
+      return;
+    }
+    const int slab = chunk / heads, head = chunk % heads, width = model_.query_rank ? query_width() : wide();
+    auto query = [&](int row) { return queries_ + int64_t(row) * width + head * (plain + turned); };
+    auto asked = [&](int row) { return asked_ + (int64_t(row) * heads + head) * model_.head_dim; };
+    multiply_head(own.absorb[head], all_, slab, query, asked, member);
+    for (int number = 0; number < all_.blocks(slab).rows; ++number) {
+      const int row = all_.row(slab, number);
+      turn(row, query(row) + plain, asked(row) + rank);
+    }
+  }
+
+  // Makes values of what was mixed of the vectors.
+  void release(const Rows &rows, int layer, int chunk, Member &member) {
+    const int heads = model_.heads, slab = chunk / heads, head = chunk % heads;
+    multiply_head(
+        model_.layer[layer].release[head], rows, slab,
+        [&](int row) { return attended_ + (int64_t(row) * heads + head) * model_.head_dim; },
+        [&](int row) { return mixed_ + int64_t(row) * narrow() + head * model_.value_dim; }, member);
+  }
+
+  // Multiplies what a slab of rows has in a head: `from` and `to` say where that is of a row.
+  template <class From, class To>
+  void multiply_head(const Linear &matrix, const Rows &rows, int slab, From from, To to, Member &member) {
+    const Blocks &blocks = rows.blocks(slab);
+    const int in = matrix.inputs, panels = matrix.outputs / kLanes;
+    for (int block = 0; block < blocks.count; ++block) {
+      const int first = blocks.first(block);
+      pack_block(matrix.kind, blocks.size(block), in, member.head + first * packed_width(in),
+                 [&](int r, int k) { return Floats::load(from(rows.row(slab, first + r)) + k); });
+    }
+    for (int first = 0; first < panels; first += kGang)
+      product(matrix, first, std::min(kGang, panels - first), member.head, blocks, member.room, member.sums,
+              [&](int row, int panel, Floats sum) { sum.store(to(rows.row(slab, row)) + panel * kLanes); });
+  }
 
   // Adds the phases of a layer's block that all rows go through, of its experts, or of both. Nothing is added to the
   // residual stream before all have read it.
@@ -217,7 +290,8 @@ class Pass {
   }
 
   const Rows &rows_of(const Phase &phase) const {
-    return phase.product == QKV || phase.layer + 1 < model_.layers ? all_ : last_;
+    const bool early = phase.product == QKV || phase.product == QUERY;
+    return early || phase.layer + 1 < model_.layers ? all_ : last_;
   }
 
   void chunk(int number, int chunk, int who) {
@@ -226,6 +300,8 @@ class Pass {
     switch (phase.job) {
       case EMBED: return embed(chunk * kTogether, std::min((chunk + 1) * kTogether, step_.rows));
       case KEEP: return attention_.keep(phase.layer, chunk, who);
+      case ABSORB: return absorb(phase.layer, chunk, who);
+      case RELEASE: return release(rows_of(phase), phase.layer, chunk, member);
       case ATTENTION: return attention_.run(phase.layer, chunk, who, phase.layer + 1 == model_.layers);
       case ROUTE: return route(phase, number, chunk * kRouted, member);
       case SHRINK: return shrink_row(phase, chunk / kAdapterParts, chunk % kAdapterParts, member);
@@ -422,7 +498,7 @@ class Pass {
   }
 
   // Whether adapters may add something to a product.
-  bool adapts(Product product) const { return step_.adapter && product >= QKV && product <= DOWN; }
+  bool adapts(Product product) const { return step_.adapter && product >= QKV && product <= QUERY; }
 
   AdapterParts parts_of(const Phase &phase, int number) const {
     return AdapterParts(step_.adapter[rows_of(phase).row(0, number)], phase.layer, phase.product - QKV);
@@ -439,6 +515,8 @@ class Pass {
       in = narrow(), x = mixed_ + row * in;
     else if (phase.product == DOWN)
       in = model_.layer[phase.layer].down.inputs, x = inner_ + int64_t(number) * in;
+    else if (phase.product == QUERY)
+      in = model_.query_rank, normalise(qkv_ + row * wide(), norm_of(phase), in, model_.latent_eps, member.room);
     else
       normalise(step_.x + row * in, norm_of(phase), in, model_.eps, member.room);
     float *to = shrunk_ + int64_t(number) * step_.thin;
@@ -489,13 +567,15 @@ class Pass {
         });
       }
       default: {
-        const int in = model_.hidden;
-        const float *weight = norm_of(phase);
+        const bool query = phase.product == QUERY;
+        const int in = query ? model_.query_rank : model_.hidden, apart = query ? wide() : model_.hidden;
+        const float *source = query ? qkv_ : step_.x, *weight = norm_of(phase);
+        const float eps = query ? model_.latent_eps : model_.eps;
         const float *from[kMostRows];
         float factor[kMostRows];
         for (int r = 0; r < size; ++r) {
-          from[r] = step_.x + int64_t(rows.row(slab, first + r)) * in;
-          factor[r] = norm_factor(from[r], in, model_.eps);
+          from[r] = source + int64_t(rows.row(slab, first + r)) * apart;
+          factor[r] = norm_factor(from[r], in, eps);
         }
         const float *share = shares_.data() + rows.number(slab, first);
         if (phase.product == EXPERT_GATE_UP && model_.weighs_inputs)
@@ -529,6 +609,10 @@ class Pass {
       case QKV:
         return each([&](int row, int panel, Floats sum) {
           sum.store(qkv_ + int64_t(rows.number(slab, row)) * wide() + panel * kLanes);
+        });
+      case QUERY:
+        return each([&](int row, int panel, Floats sum) {
+          sum.store(queries_ + int64_t(rows.number(slab, row)) * query_width() + panel * kLanes);
         });
       case GATE_UP:
       case EXPERT_GATE_UP: {
@@ -576,6 +660,7 @@ class Pass {
   const float *norm_of(const Phase &phase) const {
     if (phase.product == HEAD) return model_.norm;
     const Layer &layer = model_.layer[phase.layer];
+    if (phase.product == QUERY) return layer.query_norm;
     return phase.product == QKV ? layer.input_norm : layer.mlp_norm;
   }
 
@@ -584,6 +669,7 @@ class Pass {
     const Layer &layer = model_.layer[phase.layer];
     switch (phase.product) {
       case QKV: return layer.qkv;
+      case QUERY: return layer.query;
       case OUTPUT: return layer.output;
       case GATE_UP: return layer.gate_up;
       default: return layer.down;
@@ -598,6 +684,8 @@ class Pass {
   const bool packed_;  // whether inner_ is written packed for tiles
   Scratch scratch_;
   float *const qkv_, *const mixed_;           // [rows, wide()], [rows, narrow()]
+  float *const queries_;                      // [rows, query_width()], or `qkv_`
+  float *const asked_, *const attended_;      // what attention reads and writes: [rows, heads, head_dim], or the same
   float *const inner_, *const expert_inner_;  // [rows, intermediate], [places(), expert_intermediate]
   std::vector<int32_t> picks_, rows_;         // experts by row; rows by expert
   std::vector<float> shares_;                 // the weights in the order of `rows_`, then of `picks_`
