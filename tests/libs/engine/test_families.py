@@ -16,6 +16,7 @@ from penstock.checkpoint.model_config import parse_config, text_values
 from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
 from penstock.engine.forward.runner import Runner
+from penstock.engine.kernels.cpu import decoder as compiled_decoder
 from penstock.engine.request import SamplingParams
 from penstock.engine.sampling.choice import Choice
 from penstock.engine.step.run import Run
@@ -337,6 +338,19 @@ def test_every_logit_of_a_prompt_at_once(case):
     prompt = case.prompt(case.lengths[-1])
     found = logits_of(case.runner(), [run_of(prompt[:1], 0, 1, tables([len(prompt)])[0], prompt[1:])])
     close(found, case.logits(prompt))
+
+
+@pytest.mark.parametrize("case", ["deepseek-compiled", "deepseek-compiled-yarn"], indirect=True)
+def test_prompts_whose_rows_look_far_are_torchs(case, monkeypatch):
+    """From where their vectors are cheaper expanded; both ways go on from what the other has kept."""
+    monkeypatch.setattr(compiled_decoder, "_FAR", 60)
+    runner, prompt, steps = case.runner(), case.prompt(170), []
+    wanted, pages = case.logits(prompt), tables([170])[0]
+    for start, end in ((0, 40), (40, 90), (90, 100), (100, 164), (164, 170)):
+        run = run_of(prompt[: start + 1], start, 1, pages, prompt[start + 1 : end])
+        steps.append(runner.takes([run]))
+        close(logits_of(runner, [run]), wanted[start:end])
+    assert steps == [True, False, True, False, True]
 
 
 def test_models_of_experts_run_through_the_kernels(case):

@@ -35,7 +35,7 @@ from penstock.engine.kernels.cpu.machine import Machine
 from penstock.engine.kernels.cpu.matrix import PackedMatrix
 from penstock.engine.kernels.cpu.packed import LANES
 from penstock.engine.layers.feedforward import Dense, Routed
-from penstock.engine.layers.latent import LATENT_EPS
+from penstock.engine.layers.latent import LATENT_EPS, expands
 from penstock.engine.layers.linear import Matrix
 from penstock.engine.layers.weights import LatentWeights, LayerWeights, Weights
 from penstock.engine.step.batch import Rows, sampled_rows, turned_apart, turned_rows
@@ -45,6 +45,9 @@ from penstock.engine.step.memory import PageMemory
 _TABLES = (torch.float32, torch.bfloat16)
 """The types in which step.cpp reads embeddings."""
 _PROCEDURE = CFUNCTYPE(None)
+_FAR = 1024
+"""From so many tokens on, which rows of a prompt look at on average, torch is faster with expanded vectors than the
+kernels with absorbed ones."""
 _AT_ONCE = 32
 """kQueries of head.h."""
 _ROUTED = 4
@@ -76,6 +79,7 @@ class CompiledDecoder:
         table = None if weights.first else weights.embedding.plain
         self._table = table if table is not None and table.dtype in _TABLES and table.is_contiguous() else None
         self._hidden, self._vocab = config.hidden_size, config.vocab_size
+        self._latent_form = config.latent, config.rotary_dim
         self._keep: list[Any] = [weights, memory, ranks]
         own = range(weights.first, weights.first + len(weights.layers))
         layers = (LayerArgs * len(own))(
@@ -141,9 +145,15 @@ class CompiledDecoder:
         """From the next step on, `call` is called after each layer. It must not raise."""
         self._between = None if call is None else _PROCEDURE(call)
 
-    def takes(self, rows: int) -> bool:
-        """Whether it computes steps of so many rows: not if torch multiplies them faster."""
-        return not self._head.by_torch(rows)
+    def takes(self, runs: Sequence[Rows]) -> bool:
+        """Whether it computes steps of these rows: not if torch multiplies so many faster, or if a run's rows look far
+        at the vectors of latent attention and it is less to expand these, which torch does."""
+        if self._head.by_torch(sum(run.tokens for run in runs)):
+            return False
+        latent, turned = self._latent_form
+        return latent is None or not any(
+            run.start + run.tokens // 2 >= _FAR and expands(run.tokens, latent, turned) for run in runs
+        )
 
     def forward(self, runs: Sequence[Rows], features: Features | None = None, states: Tensor | None = None) -> Tensor:
         """float32 [samples, vocab]; leaves every row's keys and values in the page memory, and fills `features`. Of
