@@ -127,7 +127,8 @@ class CompiledDecoder:
 
     @staticmethod
     def fits(config: ModelConfig) -> bool:
-        """Whether step.cpp computes such models: all but Gemma, in sizes that are whole vectors."""
+        """Whether step.cpp computes such models: all but Gemma's, and Phi's where only a part of a head turns, in sizes
+        that are whole vectors."""
         experts, latent = config.experts, config.latent
         inner = () if experts is None else (experts.intermediate_size, experts.shared_size)
         sizes = (config.hidden_size, config.intermediate_size, *inner, *_head_sizes(config))
@@ -274,17 +275,20 @@ class CompiledDecoder:
 
     def _latent(self, weights: LatentWeights) -> dict[str, Any]:
         """Queries and vectors have turned when attention gets them."""
-        kind = "float32" if self._head.kind == "float32" else "bfloat16"
-        own = [
-            [PackedMatrix.pack(self._machine, matrix, None, kind) for matrix in matrices]
-            for matrices in (weights.keys, weights.values)
-        ]
-        absorb, release = ((LinearArgs * len(matrices))(*(matrix.args for matrix in matrices)) for matrices in own)
-        self._keep += [own, absorb, release]
+        absorb, release = self._each_head(weights.keys), self._each_head(weights.values)
         found = {"latent_norm": self._floats(weights.norm), "absorb": addressof(absorb), "release": addressof(release)}
         if weights.query is None or weights.query_norm is None:
             return found
         return {"query": _args(weights.query), "query_norm": self._floats(weights.query_norm), **found}
+
+    def _each_head(self, matrices: Tensor) -> Any:
+        """The arguments for each of [heads, in, out], in memory that this object keeps."""
+        kind, (heads, _, columns) = "float32" if self._head.kind == "float32" else "bfloat16", matrices.shape
+        whole = PackedMatrix.pack(self._machine, matrices.transpose(0, 1).flatten(1), None, kind)
+        parts = [whole.columns(head * columns, (head + 1) * columns).args for head in range(heads)]
+        args = (LinearArgs * heads)(*parts)
+        self._keep += [whole, args]
+        return args
 
     def _dense(self, block: Dense | None) -> dict[str, Any]:
         return {} if block is None else {"gate_up": _args(block.gate_up), "down": _args(block.down)}
