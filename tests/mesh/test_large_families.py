@@ -18,8 +18,8 @@ from .conftest import TINY
 from .support import BLOCK, GREEDY, SEEDED, ask, drafting, in_pages, prompt, said_alone, settled
 
 KINDS = {"deepseek": TINY_DEEPSEEK, "deepseek in vectors": DEEPSEEK_IN_VECTORS, "llama 4": TINY_LLAMA_4}
-LAYOUT = {"deepseek": "lbhd-v1", "llama 4": "lkbhd-v1"}
-TOKEN_BYTES = {"deepseek": 3 * (24 + 8) * 4, "llama 4": 4 * 2 * 2 * 16 * 4}
+LAYOUT = {"deepseek": "lbhd-v1", "deepseek in vectors": "lbhd-v1", "llama 4": "lkbhd-v1"}
+TOKEN_BYTES = {"deepseek": 3 * (24 + 8) * 4, "deepseek in vectors": 3 * (32 + 16) * 4, "llama 4": 4 * 2 * 2 * 16 * 4}
 
 
 @pytest.fixture(scope="module", params=KINDS)

@@ -74,6 +74,13 @@ MANY_HEADS = {
     "extra": {**DEEPSEEK["extra"], "q_lora_rank": None, "attention_bias": True, "kv_lora_rank": 144, "n_group": 1}
     | {"topk_group": 1, "norm_topk_prob": False, "rope_interleave": False, "v_head_dim": 80},
 }
+MANY_EXPERTS = {
+    "architecture": "Qwen3MoeForCausalLM",
+    "hidden_size": 1040,
+    "layers": 1,
+    "extra": {"num_experts": 261, "num_experts_per_tok": 5, "moe_intermediate_size": 16},
+}
+"""Several threads share the scores of a row."""
 MODELS = {
     "mixtral": MIXTRAL,
     "one each": ONE_EACH,
@@ -81,6 +88,7 @@ MODELS = {
     "qwen": QWEN,
     "llama 4": LLAMA_4,
     "two weighed": TWO_WEIGHED,
+    "many experts": MANY_EXPERTS,
     "deepseek": DEEPSEEK,
     "many heads": MANY_HEADS,
 }

@@ -62,6 +62,9 @@ class Pass {
         picks_(places()),
         rows_(places()),
         shares_(2 * places()),
+        scores_(floats(int(packed_width(model.experts)))),
+        parts_(std::clamp(int(int64_t(model.experts) * model.hidden / kRouterPart), 1, std::max(1, model.experts / 4))),
+        scored_(groups_of(all_)),
         shrunk_(floats(step.thin)),
         attention_(team, model, step, asked_, attended_, scratch_) {
     const int members = team_size(team), slab = std::min(step.rows, kSlab);
@@ -70,7 +73,7 @@ class Pass {
         std::max(step.rows * packed_width(std::max({model.hidden, narrow(), model.intermediate, model.query_rank})),
                  places() * packed_width(std::max(model.hidden, model.expert_intermediate)));
     const int64_t head = model.rank ? slab * packed_width(std::max(model.head_dim, model.plain_dim)) : 0;
-    const int64_t routing = model.experts ? model.hidden + 3 * packed_width(model.experts) : 0;
+    const int64_t routing = model.experts ? std::max<int64_t>(model.hidden, 2 * packed_width(model.experts)) : 0;
     float *next = scratch_.floats(members * (2 * sums + room + routing + head) + (shared_ ? 1 : members) * packed);
     auto take = [&](int64_t count) { return next += count, next - count; };
     float *x = take(packed);
@@ -109,6 +112,7 @@ class Pass {
   // The product whose rows are packed, or that is computed. The first five may have adapters.
   enum Product { NONE, QKV, OUTPUT, GATE_UP, DOWN, QUERY, EXPERT_GATE_UP, EXPERT_DOWN, HEAD };
   static constexpr int kTogether = 16, kRouted = 2;  // rows that one chunk embeds, or keeps; or routes
+  static constexpr int kRouterPart = 1 << 17;        // numbers of a router that are worth a chunk of their own
   struct Phase {
     Job job;
     Product product;
@@ -119,7 +123,7 @@ class Pass {
     float *x;     // [rows, in], packed for the current phase; shared by all members if there are many rows
     float *sums;  // a slab's sums, twice
     float *room;
-    float *routing;  // a row, its scores, and what else its choice takes
+    float *routing;  // a row, or what its choice takes
     float *head;     // a slab's rows in one head, packed
     int ready;       // the phase for which x is packed
   };
@@ -222,7 +226,7 @@ class Pass {
   void feed_forward(int layer, const Rows &rows) {
     const Layer &own = model_.layer[layer];
     const bool dense = is_dense(layer);
-    if (own.router) phases_.push_back({ROUTE, NONE, layer, (rows.count() + kRouted - 1) / kRouted, 0});
+    if (own.router) phases_.push_back({ROUTE, NONE, layer, groups_of(rows) * parts_, 0});
     if (dense) product_of(GATE_UP, layer, own.down.inputs, rows);
     if (own.router) product_of(EXPERT_GATE_UP, layer, model_.expert_intermediate, rows);
     if (dense) product_of(DOWN, layer, model_.hidden, rows);
@@ -303,7 +307,7 @@ class Pass {
       case ABSORB: return absorb(phase.layer, chunk, who);
       case RELEASE: return release(rows_of(phase), phase.layer, chunk, member);
       case ATTENTION: return attention_.run(phase.layer, chunk, who, phase.layer + 1 == model_.layers);
-      case ROUTE: return route(phase, number, chunk * kRouted, member);
+      case ROUTE: return route(phase, number, chunk, member);
       case SHRINK: return shrink_row(phase, chunk / kAdapterParts, chunk % kAdapterParts, member);
       case PACK_ROWS: return pack_rows(phase, member.x, chunk);
       case MULTIPLY: return multiply(phase, number, chunk, member);
@@ -344,28 +348,39 @@ class Pass {
     return (model_.expert_intermediate / kLanes + phase.size - 1) / phase.size;
   }
 
-  // Chooses the experts of the rows from `first` on, as layers/feedforward.py says, but with softmax and sigmoids
-  // behind the choice where they don't count in it. Who is the last to do so arranges the rest.
-  void route(const Phase &phase, int number, int first, Member &member) {
+  static int groups_of(const Rows &rows) { return (rows.count() + kRouted - 1) / kRouted; }
+
+  // Computes the scores of a part of the experts for a group of rows. Whose part is the last of a group chooses for its
+  // rows, as layers/feedforward.py says, but with softmax and sigmoids behind the choice where they don't count in it;
+  // and whose group is the last arranges the rest.
+  void route(const Phase &phase, int number, int chunk, Member &member) {
     const Layer &layer = model_.layer[phase.layer];
     const Rows &rows = rows_of(phase);
-    float *own = member.routing, *score = own + model_.hidden;
-    for (int at = first; at < std::min(first + kRouted, rows.count()); ++at) {
+    const int group = chunk / parts_, part = chunk % parts_, fours = (model_.experts + 3) / 4;
+    const int first = group * kRouted, last = std::min(first + kRouted, rows.count());
+    float *own = member.routing;
+    for (int at = first; at < last; ++at) {
       normalise(step_.x + int64_t(rows.row(0, at)) * model_.hidden, layer.mlp_norm, model_.hidden, model_.eps, own);
-      for (int expert = 0; expert < model_.experts; expert += 4) {
+      for (int expert = fours * part / parts_ * 4; expert < fours * (part + 1) / parts_ * 4; expert += 4) {
         Floats sum[4] = {};
         const float *weights = layer.router + int64_t(expert) * model_.hidden;
         for (int k = 0; k < model_.hidden; k += kLanes)
           for (int i = 0; i < 4; ++i)
             sum[i].add(Floats::load(own + k), Floats::load(weights + int64_t(i) * model_.hidden + k));
         const FourFloats four = totals(sum);
-        std::memcpy(score + expert, &four, sizeof four);
+        std::memcpy(scores_of(at) + expert, &four, sizeof four);
       }
-      layer.correction ? choose_corrected(score, layer.correction, at) : choose(score, at);
+    }
+    if (scored_[group].fetch_add(1) + 1 < parts_) return;
+    scored_[group] = 0;
+    for (int at = first; at < last; ++at) {
+      layer.correction ? choose_corrected(scores_of(at), layer.correction, at, own) : choose(scores_of(at), at);
       if (model_.ranks && !is_dense(phase.layer)) std::memset(added(rows.row(0, at)), 0, model_.hidden * sizeof(float));
     }
-    if (routed_.fetch_add(1) + 1 == phase.chunks) arrange(rows, number);
+    if (routed_.fetch_add(1) + 1 == groups_of(rows)) arrange(rows, number);
   }
+
+  float *scores_of(int row) const { return scores_ + row * packed_width(model_.experts); }
 
   // Finds the places of the `some` highest of values, the first of several that are equal, each once whatever they are.
   static void find_highest(const float *value, int count, int32_t *found, int some) {
@@ -399,9 +414,9 @@ class Pass {
   }
 
   // The same where sigmoids and a correction choose, among the experts of the best groups (DeepSeek-V3).
-  void choose_corrected(float *score, const float *correction, int row) {
+  void choose_corrected(float *score, const float *correction, int row, float *wanted) {
     const int count = model_.experts, some = model_.per_token, groups = model_.groups, size = count / groups;
-    float *wanted = score + packed_width(count), *best = wanted + packed_width(count);
+    float *best = wanted + packed_width(count);
     for (int expert = 0; expert < count; ++expert) {
       score[expert] = sigmoid(score[expert]);
       wanted[expert] = score[expert] + correction[expert];
@@ -691,7 +706,10 @@ class Pass {
   std::vector<float> shares_;                 // the weights in the order of `rows_`, then of `picks_`
   std::vector<Expert> experts_;               // those that rows of this layer have chosen
   int blocks_ = 0;                            // of all of them
-  std::atomic<int> routed_ = 0;               // chunks of this layer
+  float *const scores_;                       // [rows, experts]
+  const int parts_;                           // of the experts, whose scores are chunks of their own
+  std::vector<std::atomic<int>> scored_;      // parts that a group of rows has the scores of
+  std::atomic<int> routed_ = 0;               // groups of rows of this layer
   float *const shrunk_;                       // [rows, ranks]: rows in the middle of their adapters' products
   Attention attention_;
   std::vector<Member> members_;
