@@ -418,7 +418,7 @@ def test_bfloat16_runs_and_stays_near(case):
     assert torch.nn.functional.cosine_similarity(exact, rounded, dim=-1).median() > 0.98
 
 
-@pytest.mark.parametrize("case", ["deepseek", "llama4"], indirect=True)
+@pytest.mark.parametrize("case", ["deepseek", "deepseek-compiled", "llama4", "llama4-compiled"], indirect=True)
 def test_kv_in_8_bits_stays_near(case):
     prompt = case.prompt(case.lengths[-1])
     run = run_of(prompt[:1], 0, 1, tables([len(prompt)])[0], prompt[1:])
