@@ -45,9 +45,9 @@ from penstock.engine.step.memory import PageMemory
 _TABLES = (torch.float32, torch.bfloat16)
 """The types in which step.cpp reads embeddings."""
 _PROCEDURE = CFUNCTYPE(None)
-_FAR = 1024
+_FAR, _FAR_IN_FLOATS = 1024, 256
 """From so many tokens on, which rows of a prompt look at on average, torch is faster with expanded vectors than the
-kernels with absorbed ones."""
+kernels with absorbed ones: where attention multiplies pairs of bfloat16, and elsewhere."""
 _AT_ONCE = 32
 """kQueries of head.h."""
 _ROUTED = 4
@@ -80,6 +80,8 @@ class CompiledDecoder:
         self._table = table if table is not None and table.dtype in _TABLES and table.is_contiguous() else None
         self._hidden, self._vocab = config.hidden_size, config.vocab_size
         self._latent_form = config.latent, config.rotary_dim
+        pairs = memory.data.dtype == torch.bfloat16 and machine.rounds("bfloat16")
+        self._far = _FAR if pairs else _FAR_IN_FLOATS
         self._keep: list[Any] = [weights, memory, ranks]
         own = range(weights.first, weights.first + len(weights.layers))
         layers = (LayerArgs * len(own))(
@@ -153,7 +155,7 @@ class CompiledDecoder:
             return False
         latent, turned = self._latent_form
         return latent is None or not any(
-            run.start + run.tokens // 2 >= _FAR and expands(run.tokens, latent, turned) for run in runs
+            run.start + run.tokens // 2 >= self._far and expands(run.tokens, latent, turned) for run in runs
         )
 
     def forward(self, runs: Sequence[Rows], features: Features | None = None, states: Tensor | None = None) -> Tensor:
