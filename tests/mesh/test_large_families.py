@@ -11,15 +11,15 @@ import pytest
 
 from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
-from penstock.testing.checkpoints import TINY_DEEPSEEK, TINY_LLAMA_4, write_checkpoint
+from penstock.testing.checkpoints import DEEPSEEK_IN_VECTORS, TINY_DEEPSEEK, TINY_LLAMA_4, write_checkpoint
 from penstock.testing.mesh import MeshSetup
 
 from .conftest import TINY
 from .support import BLOCK, GREEDY, SEEDED, ask, drafting, in_pages, prompt, said_alone, settled
 
-KINDS = {"deepseek": TINY_DEEPSEEK, "llama 4": TINY_LLAMA_4}
-LAYOUT = {"deepseek": "lbhd-v1", "llama 4": "lkbhd-v1"}
-TOKEN_BYTES = {"deepseek": 3 * (24 + 8) * 4, "llama 4": 4 * 2 * 2 * 16 * 4}
+KINDS = {"deepseek": TINY_DEEPSEEK, "deepseek in vectors": DEEPSEEK_IN_VECTORS, "llama 4": TINY_LLAMA_4}
+LAYOUT = {"deepseek": "lbhd-v1", "deepseek in vectors": "lbhd-v1", "llama 4": "lkbhd-v1"}
+TOKEN_BYTES = {"deepseek": 3 * (24 + 8) * 4, "deepseek in vectors": 3 * (32 + 16) * 4, "llama 4": 4 * 2 * 2 * 16 * 4}
 
 
 @pytest.fixture(scope="module", params=KINDS)

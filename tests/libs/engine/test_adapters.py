@@ -17,8 +17,12 @@ from penstock.engine.forward import following
 from penstock.engine.kernels.cpu.decoder import CompiledDecoder
 from penstock.kv.identity import Chain, root_key
 from penstock.testing.adapters import fingerprint_of, write_adapter, write_merged
-from penstock.testing.checkpoints import TINY_DEEPSEEK, TinyModel, write_checkpoint
+from penstock.testing.checkpoints import DEEPSEEK_IN_VECTORS, TINY_DEEPSEEK, TINY_LLAMA_4, TinyModel, write_checkpoint
 
+LATENT = {
+    "targets": ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj", "gate_proj", "up_proj", "down_proj"),
+    "exclude_modules": r".*\.experts\..*",
+}
 KINDS = {
     "llama": (TinyModel(), {}),
     "tied qwen with biases": (TinyModel("Qwen2ForCausalLM", tied=True, seed=1), {"use_rslora": True, "lora_alpha": 3}),
@@ -28,13 +32,9 @@ KINDS = {
         TinyModel("MixtralForCausalLM", seed=4, extra={"num_local_experts": 4, "num_experts_per_tok": 2}),
         {"targets": ("q_proj", "k_proj", "v_proj", "o_proj")},
     ),
-    "deepseek": (
-        replace(TINY_DEEPSEEK, vocab_size=320),
-        {
-            "targets": ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj", "gate_proj", "up_proj", "down_proj"),
-            "exclude_modules": r".*\.experts\..*",
-        },
-    ),
+    "deepseek": (replace(TINY_DEEPSEEK, vocab_size=320), LATENT),
+    "deepseek in vectors": (replace(DEEPSEEK_IN_VECTORS, vocab_size=320), LATENT),
+    "llama 4": (replace(TINY_LLAMA_4, vocab_size=320), {}),
 }
 MANY = {"rank_pattern": {"q_proj": 9, "layers.1.mlp.down_proj": 2}, "alpha_pattern": {"v_proj": 3}}
 

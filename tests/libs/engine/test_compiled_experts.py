@@ -38,7 +38,60 @@ QWEN = {
     "architecture": "Qwen3MoeForCausalLM",
     "extra": {"num_experts": 18, "num_experts_per_tok": 7, "moe_intermediate_size": 16, "mlp_only_layers": [1]},
 }
-MODELS = {"mixtral": MIXTRAL, "one each": ONE_EACH, "wide": WIDE, "qwen": QWEN}
+LLAMA_4 = {
+    "architecture": "Llama4ForCausalLM",
+    "intermediate_size": 48,
+    "layers": 4,
+    "extra": {
+        "intermediate_size_mlp": 80,
+        "num_local_experts": 6,
+        "attention_chunk_size": 40,
+        "floor_scale": 16,
+        "moe_layers": [0, 2, 3],
+    },
+}
+TWO_WEIGHED = {**LLAMA_4, "extra": {**LLAMA_4["extra"], "num_experts_per_tok": 2, "use_qk_norm": False}}
+DEEPSEEK = {
+    "architecture": "DeepseekV3ForCausalLM",
+    "extra": {
+        "q_lora_rank": 48,
+        "kv_lora_rank": 32,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 16,
+        "v_head_dim": 16,
+        "n_routed_experts": 12,
+        "num_experts_per_tok": 3,
+        "n_group": 4,
+        "topk_group": 2,
+        "moe_intermediate_size": 32,
+        "n_shared_experts": 2,
+        "first_k_dense_replace": 1,
+    },
+}
+MANY_HEADS = {
+    **DEEPSEEK,
+    "heads": 40,
+    "extra": {**DEEPSEEK["extra"], "q_lora_rank": None, "attention_bias": True, "kv_lora_rank": 144, "n_group": 1}
+    | {"topk_group": 1, "norm_topk_prob": False, "rope_interleave": False, "v_head_dim": 80},
+}
+MANY_EXPERTS = {
+    "architecture": "Qwen3MoeForCausalLM",
+    "hidden_size": 1040,
+    "layers": 1,
+    "extra": {"num_experts": 261, "num_experts_per_tok": 5, "moe_intermediate_size": 16},
+}
+"""Several threads share the scores of a row."""
+MODELS = {
+    "mixtral": MIXTRAL,
+    "one each": ONE_EACH,
+    "wide": WIDE,
+    "qwen": QWEN,
+    "llama 4": LLAMA_4,
+    "two weighed": TWO_WEIGHED,
+    "many experts": MANY_EXPERTS,
+    "deepseek": DEEPSEEK,
+    "many heads": MANY_HEADS,
+}
 
 
 @dataclass
@@ -58,12 +111,13 @@ class Both:
         def keep(stack: Stack, _, bias):
             return PackedMatrix.of(machine, packed.matrices[stack.name], bias, stack.columns), None
 
-        weights = load_weights(checkpoint, torch.float32, CPU, keep=keep)
+        kept = torch.float32 if kind == "float32" else torch.bfloat16
+        weights = load_weights(checkpoint, kept, CPU, keep=keep, compute=torch.float32)
         decoder = Decoder(config, weights, 512, torch.float32)
         memories = [PageMemory(config, 64, 16, torch.float32, CPU) for _ in range(2)]
         assert CompiledDecoder.fits(config)
         compiled = CompiledDecoder(machine, config, weights, decoder.tables[0], memories[0])
-        builder = BatchBuilder(memories[1], CPU, config.windows, torch.float32)
+        builder = BatchBuilder(memories[1], CPU, config.windows, torch.float32, chunked=config.chunked)
         return cls(compiled, decoder, builder, memories[1], machine.rounds(kind))
 
     def check(self, runs: list[Run]) -> torch.Tensor:

@@ -16,6 +16,7 @@ from penstock.checkpoint.model_config import parse_config, text_values
 from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
 from penstock.engine.forward.runner import Runner
+from penstock.engine.kernels.cpu import decoder as compiled_decoder
 from penstock.engine.request import SamplingParams
 from penstock.engine.sampling.choice import Choice
 from penstock.engine.step.run import Run
@@ -80,6 +81,14 @@ LATENT = {
     "topk_group": 2,
     "first_k_dense_replace": 1,
 }
+LATENT_COMPILED = {
+    "q_lora_rank": 48,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 16,
+    "moe_intermediate_size": 32,
+}
 DEEP_YARN = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
@@ -97,6 +106,7 @@ LLAMA_4 = {
     "floor_scale": 16,
     "rms_norm_eps": 1e-5,
 }
+LLAMA_4_COMPILED = {"intermediate_size_mlp": 80, "num_local_experts": 6}
 SECTIONS = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
 VISION = {
     "hidden_size": 16,
@@ -156,6 +166,15 @@ CASES = {
         {**LATENT, "q_lora_rank": None, "attention_bias": True, "n_group": 1, "topk_group": 1},
     ),
     "deepseek-dense": ("DeepseekV3", {**LATENT, "first_k_dense_replace": 3, "rope_interleave": False}),
+    "deepseek-compiled": ("DeepseekV3", {**LATENT, **LATENT_COMPILED}),
+    "deepseek-compiled-yarn": (
+        "DeepseekV3",
+        {**LATENT, **LATENT_COMPILED, "rope_parameters": DEEP_YARN, "q_lora_rank": None, "attention_bias": True},
+    ),
+    "deepseek-compiled-many-heads": (
+        "DeepseekV3",
+        {**LATENT, **LATENT_COMPILED, "num_attention_heads": 34, "num_key_value_heads": 34, "n_shared_experts": 2},
+    ),
     "llama4": ("Llama4", LLAMA_4),
     "llama4-some-dense": (
         "Llama4",
@@ -166,6 +185,20 @@ CASES = {
         {**LLAMA_4, "rope_parameters": LLAMA3, "attn_temperature_tuning": False, "no_rope_layers": [0, 1, 1, 1]},
     ),
     "llama4-sharply-scaled": ("Llama4", {**LLAMA_4, "rope_parameters": {**LLAMA3, "high_freq_factor": 1.0}}),
+    "llama4-compiled": ("Llama4", {**LLAMA_4, **LLAMA_4_COMPILED}),
+    "llama4-compiled-some-dense": (
+        "Llama4",
+        {
+            **LLAMA_4,
+            **LLAMA_4_COMPILED,
+            "interleave_moe_layer_step": 2,
+            "num_experts_per_tok": 2,
+            "use_qk_norm": False,
+            "attention_bias": True,
+            "rope_parameters": LLAMA3,
+        },
+    ),
+    "kimi-compiled-text-part": ("DeepseekV3", {**LATENT, **LATENT_COMPILED, "with_pictures": "kimi"}),
     "kimi-text-part": ("DeepseekV3", {**LATENT, "with_pictures": "kimi"}),
     "llama4-text-part": ("Llama4", {**LLAMA_4, "with_pictures": "llama"}),
     "qwen2.5-vl-text-part": ("Qwen2_5_VL", {"rope_parameters": SECTIONS, "with_pictures": "qwen"}),
@@ -307,6 +340,19 @@ def test_every_logit_of_a_prompt_at_once(case):
     close(found, case.logits(prompt))
 
 
+@pytest.mark.parametrize("case", ["deepseek-compiled", "deepseek-compiled-yarn"], indirect=True)
+def test_prompts_whose_rows_look_far_are_torchs(case, monkeypatch):
+    """From where their vectors are cheaper expanded; both ways go on from what the other has kept."""
+    monkeypatch.setattr(compiled_decoder, "_FAR_IN_FLOATS", 60)
+    runner, prompt, steps = case.runner(), case.prompt(170), []
+    wanted, pages = case.logits(prompt), tables([170])[0]
+    for start, end in ((0, 40), (40, 90), (90, 100), (100, 164), (164, 170)):
+        run = run_of(prompt[: start + 1], start, 1, pages, prompt[start + 1 : end])
+        steps.append(runner.takes([run]))
+        close(logits_of(runner, [run]), wanted[start:end])
+    assert steps == [True, False, True, False, True]
+
+
 def test_models_of_experts_run_through_the_kernels(case):
     compiled = case.runner()._compiled is not None
     assert compiled if "compiled" in case.name else not (compiled and CASES[case.name][0] in ("Mixtral", "Qwen3Moe"))
@@ -372,7 +418,7 @@ def test_bfloat16_runs_and_stays_near(case):
     assert torch.nn.functional.cosine_similarity(exact, rounded, dim=-1).median() > 0.98
 
 
-@pytest.mark.parametrize("case", ["deepseek", "llama4"], indirect=True)
+@pytest.mark.parametrize("case", ["deepseek", "deepseek-compiled", "llama4", "llama4-compiled"], indirect=True)
 def test_kv_in_8_bits_stays_near(case):
     prompt = case.prompt(case.lengths[-1])
     run = run_of(prompt[:1], 0, 1, tables([len(prompt)])[0], prompt[1:])

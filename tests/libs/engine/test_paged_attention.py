@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from ctypes import addressof
 from dataclasses import dataclass
 from functools import cache
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from penstock.checkpoint import Rope
+from penstock.checkpoint import Rope, Temperature
 from penstock.engine.kernels.cpu.build import instruction_sets
 from penstock.engine.kernels.cpu.layout import Kind, LayerArgs, ModelArgs, StepArgs
 from penstock.engine.kernels.cpu.machine import Machine
@@ -31,6 +32,10 @@ ROUNDED = 1.5e-2
 """The same for bfloat16 where the processor multiplies it: queries and weights are in bfloat16 too."""
 
 
+WARM = Temperature(0.1, 24)
+"""How queries grow where nothing turns."""
+
+
 @dataclass(frozen=True)
 class Shape:
     heads: int
@@ -40,10 +45,24 @@ class Shape:
     window: int
     normed: bool
     cache: torch.dtype = torch.float32
+    chunked: bool = False
+    turning: str = "halves"
+    """What turns: halves, neighbours, neighbours that are normalised behind it, or nothing."""
+
+    latent: bool = False
+    """Keys and values are one vector for all heads, which the tests keep; queries are there when they have turned."""
 
     @property
     def width(self) -> int:
-        return (self.heads + 2 * self.kv_heads) * self.dim
+        return self.heads * self.dim if self.latent else (self.heads + 2 * self.kv_heads) * self.dim
+
+    @property
+    def planes(self) -> int:
+        return 1 if self.latent else 2
+
+    @property
+    def kept_heads(self) -> int:
+        return 1 if self.latent else self.kv_heads
 
 
 def kept(shape: Shape, vectors: Tensor) -> Tensor:
@@ -53,7 +72,7 @@ def kept(shape: Shape, vectors: Tensor) -> Tensor:
 
 def read(shape: Shape, cached: Tensor) -> Tensor:
     """The numbers that cached ones stand for."""
-    return from_rows(cached, shape.kv_heads) if shape.cache == torch.int8 else cached.float()
+    return from_rows(cached, shape.kept_heads) if shape.cache == torch.int8 else cached.float()
 
 
 class Sequence:
@@ -62,14 +81,15 @@ class Sequence:
     def __init__(self, shape: Shape, start: int, rows: int, pages: list[int], random: torch.Generator) -> None:
         self.start, self.rows, self.pages = start, rows, pages
         self.qkv = torch.randn(rows, shape.width, generator=random)
-        self.before = torch.randn(2, start, shape.kv_heads, shape.dim, generator=random)
+        known = start + rows if shape.latent else start
+        self.before = torch.randn(shape.planes, known, shape.kept_heads, shape.dim, generator=random)
 
     def fill(self, shape: Shape, memory: Tensor) -> None:
         size = shape.block_size
         # Nobody may look at what isn't there. In int8, -1 makes the bytes of a scale that is no number.
         memory[self.pages] = -1 if memory.dtype == torch.int8 else float("nan")
-        for which in range(2):
-            at = torch.arange(self.start)
+        for which in range(shape.planes):
+            at = torch.arange(self.before.shape[1])
             memory[torch.tensor(self.pages)[at // size], 0, which, at % size] = kept(shape, self.before[which])
 
 
@@ -79,8 +99,13 @@ class Layer:
     def __init__(self, shape: Shape, random: torch.Generator) -> None:
         self.shape = shape
         self.norm = torch.rand(shape.heads + shape.kv_heads, shape.dim, generator=random) + 0.5
-        self.tables = rope_tables(Rope(), shape.dim, 4000, torch.float32)
-        layer = LayerArgs(qk_norm=self.norm.data_ptr() if shape.normed else None, window=shape.window)
+        self.interleaved = shape.turning.startswith("neighbours")
+        self.tables = rope_tables(Rope(interleaved=self.interleaved), shape.dim, 4000, torch.float32)
+        layer = LayerArgs(
+            qk_norm=self.norm.data_ptr() if shape.normed else None,
+            window=shape.window,
+            unturned=shape.latent or shape.turning == "nothing",
+        )
         self._layers = (LayerArgs * 1)(layer)
         self._scale = shape.dim**-0.5
 
@@ -91,16 +116,22 @@ class Layer:
             heads=shape.heads,
             kv_heads=shape.kv_heads,
             head_dim=shape.dim,
+            rank=shape.dim if shape.latent else 0,
             eps=1e-6,
             scale=self._scale,
             kv_kind=Kind.of(shape.cache),
             block_size=shape.block_size,
+            chunked=shape.chunked,
+            interleaved=self.interleaved,
+            key_norm=shape.turning == "neighbours, normalised",
+            warm_tokens=0 if shape.latent else WARM.tokens,
+            warm_strength=WARM.strength,
             cosine=self.tables[0].data_ptr(),
             sine=self.tables[1].data_ptr(),
             layer=addressof(self._layers),
             memory=memory.data_ptr(),
             page_layers=1,
-            row_heads=shape.kv_heads,
+            row_heads=shape.kept_heads,
         )
         qkv = torch.cat([one.qkv for one in sequences])
         first = np.cumsum([0, *(one.rows for one in sequences)])
@@ -118,17 +149,31 @@ class Layer:
     def naive(self, one: Sequence) -> Tensor:
         shape, heads = self.shape, self.shape.heads
         x = one.qkv.view(one.rows, -1, shape.dim)
+        if shape.latent:
+            both = read(shape, kept(shape, one.before[0]))
+            seen = range(one.start, one.start + one.rows)
+            return naive_attend(x, both, both, seen, scale=self._scale, window=None)
         turned, values = x[:, : heads + shape.kv_heads], x[:, heads + shape.kv_heads :]
         if shape.normed:
             turned = rms_norm(turned, self.norm, torch.tensor(1e-6))
         at = slice(one.start, one.start + one.rows)
-        turned = rotate(turned, *(table[at].unsqueeze(1) for table in self.tables))
+        if shape.turning != "nothing":
+            tables = [table[at].unsqueeze(1) for table in self.tables]
+            turned = rotate(turned, *tables, interleaved=self.interleaved)
+        if shape.turning == "neighbours, normalised":
+            turned = rms_norm(turned, torch.ones(shape.dim), torch.tensor(1e-6))
         keys = read(shape, kept(shape, torch.cat((one.before[0], turned[:, heads:]))))
         values = read(shape, kept(shape, torch.cat((one.before[1], values))))
-        window = shape.window or None
-        return naive_attend(
-            turned[:, :heads], keys, values, range(one.start, one.start + one.rows), scale=self._scale, window=window
-        )
+        query = turned[:, :heads]
+        if shape.turning == "nothing":
+            warmth = [1 + WARM.strength * math.log1p((at + 1) // WARM.tokens) for at in range(at.start, at.stop)]
+            query = query * torch.tensor(warmth).view(-1, 1, 1)
+        mixed = []
+        for row, position in enumerate(range(one.start, one.start + one.rows)):
+            window = position % shape.window + 1 if shape.chunked and shape.window else shape.window or None
+            looks = slice(row, row + 1)
+            mixed.append(naive_attend(query[looks], keys, values, [position], scale=self._scale, window=window))
+        return torch.cat(mixed)
 
 
 @cache
@@ -141,8 +186,8 @@ def setting(shape: Shape, members: list[tuple[int, int]], seed: int) -> tuple[La
     random = torch.Generator().manual_seed(seed)
     needs = [-(-(start + rows) // shape.block_size) for start, rows in members]
     free = (torch.randperm(sum(needs), generator=random) + 1).tolist()
-    last = kept(shape, torch.zeros(1, shape.kv_heads, shape.dim)).shape[1:]
-    memory = torch.zeros(sum(needs) + 1, 1, 2, shape.block_size, *last, dtype=shape.cache)
+    last = kept(shape, torch.zeros(1, shape.kept_heads, shape.dim)).shape[1:]
+    memory = torch.zeros(sum(needs) + 1, 1, shape.planes, shape.block_size, *last, dtype=shape.cache)
     sequences = []
     for (start, rows), need in zip(members, needs, strict=True):
         sequences.append(Sequence(shape, start, rows, [free.pop() for _ in range(need)], random))
@@ -160,12 +205,21 @@ def shapes_of(dims: list[int], block_sizes: list[int], caches: list[torch.dtype]
         st.sampled_from([0, 1, 11, 100, 600]),
         st.booleans(),
         st.sampled_from(caches),
+        st.booleans(),
+        st.sampled_from(["halves", "neighbours", "neighbours, normalised", "nothing"]),
     )
 
 
 shapes = st.one_of(
     shapes_of([16, 32, 48, 64, 80, 128, 256], [1, 3, 16, 32], list(CACHES)),
     shapes_of([32, 64, 96, 128], [16, 48], [torch.bfloat16]),  # what fills a processor's tiles
+    st.builds(
+        lambda sizes, dim, block_size, cache: Shape(*sizes, dim, block_size, 0, False, cache, latent=True),
+        st.sampled_from([(1, 1), (4, 1), (34, 2), (64, 2), (128, 4), (47, 1)]),  # heads, and parts of them
+        st.sampled_from([32, 48, 64, 160, 576]),
+        st.sampled_from([3, 16]),
+        st.sampled_from(list(CACHES)),
+    ),
 )
 members = st.tuples(
     st.one_of(st.integers(0, 70), st.integers(PIECE - 9, PIECE + 3), st.integers(0, 2 * PIECE)),

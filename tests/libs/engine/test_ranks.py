@@ -22,7 +22,7 @@ from penstock.engine.ranks.messages import Setup, SharedMemory, receive, send, s
 from penstock.engine.ranks.window import PageWindow
 from penstock.engine.step.memory import PageMemory
 from penstock.runtime.config import ConfigError
-from penstock.testing.checkpoints import TINY_DEEPSEEK, TINY_LLAMA_4, TinyModel, write_checkpoint
+from penstock.testing.checkpoints import DEEPSEEK_IN_VECTORS, TINY_DEEPSEEK, TINY_LLAMA_4, TinyModel, write_checkpoint
 
 MIXTRAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
 MODELS = {
@@ -37,6 +37,10 @@ MODELS = {
     "deepseek, plain queries": replace(
         TINY_DEEPSEEK, extra={**TINY_DEEPSEEK.extra, "q_lora_rank": None, "attention_bias": True}
     ),
+    "deepseek in vectors": DEEPSEEK_IN_VECTORS,
+    "deepseek in vectors, plain queries": replace(
+        DEEPSEEK_IN_VECTORS, extra={**DEEPSEEK_IN_VECTORS.extra, "q_lora_rank": None, "attention_bias": True}
+    ),
     "llama 4": TINY_LLAMA_4,
 }
 CASES = [(name, 2, 1, 1, True) for name in MODELS] + [
@@ -48,8 +52,12 @@ CASES = [(name, 2, 1, 1, True) for name in MODELS] + [
     ("mixtral", 4, 2, 1, True),
     ("mixtral", 4, 4, 1, False),
     ("deepseek", 4, 2, 1, True),
+    ("deepseek in vectors", 4, 2, 1, True),
     ("llama 4", 2, 2, 1, True),
-    *((name, 1, 1, 2, True) for name in ("llama", "qwen 2, tied", "gemma", "mixtral", "deepseek", "llama 4")),
+    *(
+        (name, 1, 1, 2, True)
+        for name in ("llama", "qwen 2, tied", "gemma", "mixtral", "deepseek in vectors", "llama 4")
+    ),
     ("llama", 1, 1, 3, False),
     ("llama", 2, 1, 2, True),
     ("mixtral", 2, 2, 2, False),

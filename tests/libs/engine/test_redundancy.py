@@ -15,7 +15,7 @@ from penstock.engine.engine import Engine
 from penstock.engine.forward import redundancy
 from penstock.engine.forward.redundancy import chosen_copies, expert_copies, imbalance, note_rows
 from penstock.runtime.config import ConfigError
-from penstock.testing.checkpoints import TINY_DEEPSEEK, TINY_LLAMA_4, TinyModel, write_checkpoint
+from penstock.testing.checkpoints import DEEPSEEK_IN_VECTORS, TINY_DEEPSEEK, TINY_LLAMA_4, TinyModel, write_checkpoint
 
 MIXTRAL = TinyModel(
     architecture="MixtralForCausalLM", layers=2, extra={"num_local_experts": 4, "num_experts_per_tok": 2}
@@ -118,8 +118,15 @@ async def test_what_is_not_possible_is_refused(tmp_path, fields, right):
 
 @pytest.mark.parametrize(
     ("model", "ranks", "kernels"),
-    [(MIXTRAL, 2, True), (MIXTRAL, 2, False), (MIXTRAL, 4, True), (TINY_DEEPSEEK, 2, True), (TINY_LLAMA_4, 2, True)],
-    ids=["mixtral", "mixtral, torch", "mixtral, 4 ranks", "deepseek", "llama 4"],
+    [
+        (MIXTRAL, 2, True),
+        (MIXTRAL, 2, False),
+        (MIXTRAL, 4, True),
+        (TINY_DEEPSEEK, 2, True),
+        (DEEPSEEK_IN_VECTORS, 2, True),
+        (TINY_LLAMA_4, 2, True),
+    ],
+    ids=["mixtral", "mixtral, torch", "mixtral, 4 ranks", "deepseek", "deepseek in vectors", "llama 4"],
 )
 async def test_a_split_model_says_the_same_with_copies(tmp_path, kit, model, ranks, kernels):
     found, config = config_of(model, tmp_path, tp=ranks, kernels=kernels)

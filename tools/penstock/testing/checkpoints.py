@@ -7,7 +7,7 @@ single wrong byte of KV shows up as another text.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,16 @@ TINY_DEEPSEEK = TinyModel(
         "first_k_dense_replace": 1,
     },
 )
+IN_VECTORS = {
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 16,
+    "moe_intermediate_size": 64,
+}
+DEEPSEEK_IN_VECTORS = replace(TINY_DEEPSEEK, intermediate_size=128, extra={**TINY_DEEPSEEK.extra, **IN_VECTORS})
+"""The same in sizes that the C++ step takes."""
 TINY_LLAMA_4 = TinyModel(
     architecture="Llama4ForCausalLM",
     vocab_size=260,

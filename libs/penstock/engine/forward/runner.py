@@ -395,9 +395,7 @@ class Runner:
 
     def takes(self, runs: Sequence[Rows]) -> bool:
         """Whether the kernels compute these rows in one call."""
-        if self._compiled is None or self._shows(runs):
-            return False
-        return self._compiled.takes(sum(run.tokens for run in runs))
+        return self._compiled is not None and not self._shows(runs) and self._compiled.takes(runs)
 
     def _shows(self, runs: Sequence[Rows]) -> bool:
         """Whether some rows are of pictures."""

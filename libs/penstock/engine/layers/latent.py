@@ -15,6 +15,9 @@ from torch import Tensor
 from penstock.checkpoint import Latent
 from penstock.engine.layers.weights import LatentWeights
 
+LATENT_EPS = 1e-6
+"""Of the norms of common vectors, whatever config.json says."""
+
 
 def expands(rows: int, latent: Latent, turned: int) -> bool:
     """Whether it is less to compute keys and values of each token for so many rows of one text; `turned` dimensions of

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from penstock.checkpoint import ModelConfig
 from penstock.engine.layers.attention import attend
-from penstock.engine.layers.latent import absorb, expand, expands, release
+from penstock.engine.layers.latent import LATENT_EPS, absorb, expand, expands, release
 from penstock.engine.layers.linear import linear
 from penstock.engine.layers.norm import rms_norm
 from penstock.engine.layers.rope import rotate
@@ -22,9 +22,6 @@ from penstock.engine.step.batch import Context
 
 Turn = tuple[Tensor, Tensor]
 """Rows of the rotation tables, cosine and sine; see rope_tables."""
-
-_LATENT_EPS = 1e-6
-"""Of the norms of common vectors, whatever config.json says."""
 
 
 class LayerHeads(Protocol):
@@ -126,7 +123,7 @@ class LatentHeads:
     def __init__(self, config: ModelConfig, eps: Tensor) -> None:
         assert config.latent is not None
         self._config, self._latent = config, config.latent
-        self._eps = torch.full_like(eps, _LATENT_EPS)
+        self._eps = torch.full_like(eps, LATENT_EPS)
         self._turned = config.rotary_dim
         self.asks = config.latent.query_rank or config.n_heads * config.head_dim
 

@@ -7,7 +7,7 @@
 
 namespace penstock {
 
-constexpr int kAdapted = 4;       // products of a layer to which adapters add something
+constexpr int kAdapted = 5;       // products of a layer to which adapters add something
 constexpr int kAdapterParts = 3;  // most parts of one of them
 constexpr int kTotals = 4;        // ranks at once, of which each part has a multiple
 

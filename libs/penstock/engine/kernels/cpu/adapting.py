@@ -17,7 +17,7 @@ from penstock.engine.step.batch import Rows
 
 RANKS = 4
 """The kernels take so many ranks at once: others are filled up with zeros."""
-_PRODUCTS = ("qkv", "out", "gate_up", "down")
+_PRODUCTS = ("qkv", "out", "gate_up", "down", "query")
 """In the order of the kernels."""
 
 

@@ -183,6 +183,19 @@ float *Attention::part(const Pieced &own, int kv_head, int piece, int row) const
 
 void Attention::keep(int layer, int chunk, int member) { run(layer, keeps_[chunk], member, true); }
 
+void Attention::keep_vector(int layer, int row, const float *vector, int member) {
+  const int sequence = int(std::upper_bound(step_.first, step_.first + step_.sequences, row) - step_.first) - 1;
+  float *room = room_ + room_size_ * member;
+  auto keep = [&]<class Cache>(Cache) {
+    HeadLanes<Cache>(model_, step_, layer, sequence, 0, qkv_, Room{room}).keep_vector(row, vector);
+  };
+  switch (model_.kv_kind) {
+    case FLOAT32: return keep(F32Cache());
+    case BFLOAT16: return keep(Bf16Cache());
+    default: return keep(Int8Cache());
+  }
+}
+
 void Attention::run(int layer, int chunk, int member, bool sampled) { run(layer, units_[chunk], member, sampled); }
 
 void Attention::run(int layer, const Unit &unit, int member, bool sampled) {

@@ -4,6 +4,7 @@
 #include "scratch.h"
 
 #include <atomic>
+#include <cstring>
 #include <vector>
 
 namespace penstock {
@@ -21,7 +22,7 @@ constexpr int kPiece = 512;  // positions in one piece of a context
 // cascade inference, Ye et al. 2024). What each row sees of the piece is joined as if it had looked alone.
 class Attention {
  public:
-  // Reads `qkv` [rows, (heads + 2 kv_heads) head_dim] and writes `mixed` [rows, heads head_dim].
+  // Reads `qkv` [rows, asked_width] and writes `mixed` [rows, heads head_dim].
   Attention(Team *team, const Model &model, const Step &step, const float *qkv, float *mixed, Scratch &scratch);
 
   // The chunks of the first phase, which stores the keys and values of runs with many rows. Those of other runs are
@@ -31,6 +32,8 @@ class Attention {
   // The chunks of the second phase. `sampled`: it computes only rows that are sampled, and their neighbours.
   int chunks() const { return int(units_.size()); }
   void run(int layer, int chunk, int member, bool sampled = false);
+  // Stores the vector of a row from which latent attention makes its key and value. Nothing else does.
+  void keep_vector(int layer, int row, const float *vector, int member);
 
  private:
   struct Unit {
@@ -91,8 +94,39 @@ class Attention {
   int64_t room_size_;
 };
 
+// The numbers of a row that attention reads: queries, keys and values; of latent attention, queries alone.
+inline int64_t asked_width(const Model &model) {
+  return int64_t(model.heads + (model.rank ? 0 : 2 * model.kv_heads)) * model.head_dim;
+}
+
 // Computes a step's attention in layer 0 only.
 void attend(Team *team, const Model &model, const Step &step, const float *qkv, float *mixed);
+
+typedef float Eight __attribute__((vector_size(32)));
+
+// Turns the dimensions of `x` by the place of a row, of which the tables have the rows; `out` may be `x`.
+inline void rotate(const float *x, int dim, const float *cosine, const float *sine, bool interleaved, float *out) {
+  auto at = [](const float *from) {
+    Eight eight;
+    std::memcpy(&eight, from, sizeof eight);
+    return eight;
+  };
+  if (interleaved) {
+    for (int i = 0; i < dim; i += 8) {
+      const Eight a = at(x + i), partners = __builtin_shufflevector(a, a, 1, 0, 3, 2, 5, 4, 7, 6);
+      const Eight turned = a * at(cosine + i) + partners * at(sine + i);
+      std::memcpy(out + i, &turned, sizeof turned);
+    }
+    return;
+  }
+  for (int i = 0, half = dim / 2; i < half; i += 8) {
+    const Eight a = at(x + i), b = at(x + i + half);
+    const Eight first = a * at(cosine + i) + b * at(sine + i);
+    const Eight second = b * at(cosine + i + half) + a * at(sine + i + half);
+    std::memcpy(out + i, &first, sizeof first);
+    std::memcpy(out + i + half, &second, sizeof second);
+  }
+}
 
 // x / rms(x) * weight
 void normalise(const float *x, const float *weight, int size, float eps, float *out);

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from penstock.checkpoint import ModelConfig
+from penstock.checkpoint import Experts, ModelConfig
 from penstock.engine.errors import NotFinite, RankLost
 from penstock.engine.kernels.cpu.adapting import step_adapters
 from penstock.engine.kernels.cpu.layout import (
@@ -35,8 +35,9 @@ from penstock.engine.kernels.cpu.machine import Machine
 from penstock.engine.kernels.cpu.matrix import PackedMatrix
 from penstock.engine.kernels.cpu.packed import LANES
 from penstock.engine.layers.feedforward import Dense, Routed
+from penstock.engine.layers.latent import LATENT_EPS, expands
 from penstock.engine.layers.linear import Matrix
-from penstock.engine.layers.weights import LayerWeights, Weights
+from penstock.engine.layers.weights import LatentWeights, LayerWeights, Weights
 from penstock.engine.step.batch import Rows, sampled_rows, turned_apart, turned_rows
 from penstock.engine.step.features import Features
 from penstock.engine.step.memory import PageMemory
@@ -44,6 +45,11 @@ from penstock.engine.step.memory import PageMemory
 _TABLES = (torch.float32, torch.bfloat16)
 """The types in which step.cpp reads embeddings."""
 _PROCEDURE = CFUNCTYPE(None)
+_FAR, _FAR_IN_FLOATS = 1024, 256
+"""From so many tokens on, which rows of a prompt look at on average, torch is faster with expanded vectors than the
+kernels with absorbed ones: where attention multiplies pairs of bfloat16, and elsewhere."""
+_AT_ONCE = 32
+"""kQueries of head.h."""
 _ROUTED = 4
 """Experts whose scores step.cpp computes together."""
 
@@ -73,29 +79,30 @@ class CompiledDecoder:
         table = None if weights.first else weights.embedding.plain
         self._table = table if table is not None and table.dtype in _TABLES and table.is_contiguous() else None
         self._hidden, self._vocab = config.hidden_size, config.vocab_size
+        self._latent_form = config.latent, config.rotary_dim
+        pairs = memory.data.dtype == torch.bfloat16 and machine.rounds("bfloat16")
+        self._far = _FAR if pairs else _FAR_IN_FLOATS
         self._keep: list[Any] = [weights, memory, ranks]
         own = range(weights.first, weights.first + len(weights.layers))
         layers = (LayerArgs * len(own))(
-            *(self._layer(layer, config.windows[at] or 0) for at, layer in zip(own, weights.layers, strict=True))
+            *(self._layer(config, at, layer) for at, layer in zip(own, weights.layers, strict=True))
         )
-        experts = config.experts
         cosine, sine = (self._floats(table.flatten(1)) for table in tables)
         self._model = ModelArgs(
             layers=len(own),
             hidden=config.hidden_size,
-            heads=config.n_heads,
-            kv_heads=config.n_kv_heads,
-            head_dim=config.head_dim,
-            intermediate=config.intermediate_size,
-            experts=0 if experts is None else experts.count,
-            expert_rows=None if weights.expert_rows is None else weights.expert_rows.ctypes.data,
-            per_token=0 if experts is None else experts.per_token,
-            normalised=experts is not None and experts.normalised,
-            expert_intermediate=0 if experts is None else experts.intermediate_size,
+            **_heads(config),
+            intermediate=max(config.intermediate_size, 0 if config.experts is None else config.experts.shared_size),
+            **({} if config.experts is None else _experts(config.experts, weights)),
             eps=config.rms_eps,
             scale=config.attention_scale,
             kv_kind=Kind.of(memory.data.dtype),
             block_size=memory.block_size,
+            chunked=config.chunked,
+            interleaved=config.rope.interleaved,
+            key_norm=config.key_norm,
+            warm_tokens=0 if config.temperature is None else config.temperature.tokens,
+            warm_strength=0 if config.temperature is None else config.temperature.strength,
             vocab=self._vocab,
             cosine=cosine,
             sine=sine,
@@ -108,7 +115,7 @@ class CompiledDecoder:
             page_layers=memory.n_layers,
             first_layer=own.start,
             row_heads=memory.heads[0],
-            first_head=first_head,
+            first_head=0 if config.latent is not None else first_head,
             ranks=None if ranks is None else addressof(ranks),
         )
         self._keep.append(layers)
@@ -122,30 +129,34 @@ class CompiledDecoder:
 
     @staticmethod
     def fits(config: ModelConfig) -> bool:
-        """Whether step.cpp computes such models: Llama, Mistral, Mixtral, Qwen, Phi in sizes that are whole vectors."""
-        experts = config.experts
-        inner = 0 if experts is None else experts.intermediate_size
-        sizes = (config.head_dim, config.hidden_size, config.intermediate_size, inner)
+        """Whether step.cpp computes such models: all but Gemma's, and Phi's where only a part of a head turns, in sizes
+        that are whole vectors."""
+        experts, latent = config.experts, config.latent
+        inner = () if experts is None else (experts.intermediate_size, experts.shared_size)
+        sizes = (config.hidden_size, config.intermediate_size, *inner, *_head_sizes(config))
         return (
             all(size % LANES == 0 for size in sizes)
-            and config.rotary_dim == config.head_dim
+            and (latent is not None or config.rotary_dim == config.head_dim)
             and config.activation == "silu"
-            and (experts is None or not (experts.sigmoid or experts.shared_size))
             and not config.post_norms
             and config.local_rope is None
             and config.attention_softcap is None
             and config.logit_softcap is None
-            and config.latent is None
-            and not (config.chunked or config.rope.interleaved or config.unrotated or config.key_norm)
         )
 
     def between_layers(self, call: Callable[[], object] | None) -> None:
         """From the next step on, `call` is called after each layer. It must not raise."""
         self._between = None if call is None else _PROCEDURE(call)
 
-    def takes(self, rows: int) -> bool:
-        """Whether it computes steps of so many rows: not if torch multiplies them faster."""
-        return not self._head.by_torch(rows)
+    def takes(self, runs: Sequence[Rows]) -> bool:
+        """Whether it computes steps of these rows: not if torch multiplies so many faster, or if a run's rows look far
+        at the vectors of latent attention and it is less to expand these, which torch does."""
+        if self._head.by_torch(sum(run.tokens for run in runs)):
+            return False
+        latent, turned = self._latent_form
+        return latent is None or not any(
+            run.start + run.tokens // 2 >= self._far and expands(run.tokens, latent, turned) for run in runs
+        )
 
     def forward(self, runs: Sequence[Rows], features: Features | None = None, states: Tensor | None = None) -> Tensor:
         """float32 [samples, vocab]; leaves every row's keys and values in the page memory, and fills `features`. Of
@@ -250,7 +261,7 @@ class CompiledDecoder:
             self._end_to_end = np.concatenate(found)
         return self._end_to_end
 
-    def _layer(self, layer: LayerWeights, window: int) -> LayerArgs:
+    def _layer(self, config: ModelConfig, number: int, layer: LayerWeights) -> LayerArgs:
         block = layer.mlp
         return LayerArgs(
             input_norm=self._floats(layer.input_norm),
@@ -258,14 +269,33 @@ class CompiledDecoder:
             mlp_norm=self._floats(layer.mlp_norm),
             qkv=_args(layer.qkv),
             output=_args(layer.out),
-            window=window,
+            window=config.windows[number] or 0,
+            unturned=number in config.unrotated or layer.latent is not None,
+            **({} if layer.latent is None else self._latent(layer.latent)),
             **(self._routed(block) if isinstance(block, Routed) else self._dense(block)),
         )
 
-    def _dense(self, block: Dense) -> dict[str, LinearArgs]:
-        return {"gate_up": _args(block.gate_up), "down": _args(block.down)}
+    def _latent(self, weights: LatentWeights) -> dict[str, Any]:
+        """Queries and vectors have turned when attention gets them."""
+        absorb, release = self._each_head(weights.keys), self._each_head(weights.values)
+        found = {"latent_norm": self._floats(weights.norm), "absorb": addressof(absorb), "release": addressof(release)}
+        if weights.query is None or weights.query_norm is None:
+            return found
+        return {"query": _args(weights.query), "query_norm": self._floats(weights.query_norm), **found}
 
-    def _routed(self, block: Routed) -> dict[str, int]:
+    def _each_head(self, matrices: Tensor) -> Any:
+        """The arguments for each of [heads, in, out], in memory that this object keeps."""
+        kind, (heads, _, columns) = "float32" if self._head.kind == "float32" else "bfloat16", matrices.shape
+        whole = PackedMatrix.pack(self._machine, matrices.transpose(0, 1).flatten(1), None, kind)
+        parts = [whole.columns(head * columns, (head + 1) * columns).args for head in range(heads)]
+        args = (LinearArgs * heads)(*parts)
+        self._keep += [whole, args]
+        return args
+
+    def _dense(self, block: Dense | None) -> dict[str, Any]:
+        return {} if block is None else {"gate_up": _args(block.gate_up), "down": _args(block.down)}
+
+    def _routed(self, block: Routed) -> dict[str, Any]:
         router = torch.nn.functional.pad(block.router.float().t(), (0, 0, 0, -block.rule.count % _ROUTED))
         gate_ups, downs = [
             (LinearArgs * len(matrices))(*(_args(matrix) for matrix in matrices))
@@ -276,12 +306,60 @@ class CompiledDecoder:
             places[held.number] = ExpertPlaceArgs(number, held.turn, held.copies)
         self._keep += [gate_ups, downs, places]
         tables = {"gate_ups": addressof(gate_ups), "downs": addressof(downs), "places": addressof(places)}
-        return {"router": self._floats(router), **tables}
+        correction = None if block.correction is None else self._floats(block.correction)
+        return {"router": self._floats(router), "correction": correction, **tables, **self._dense(block.shared)}
 
     def _floats(self, values: Tensor) -> int:
         kept = values.float().contiguous()
         self._keep.append(kept)
         return kept.data_ptr()
+
+
+def _head_sizes(config: ModelConfig) -> tuple[int, ...]:
+    """Those that must be whole vectors."""
+    latent = config.latent
+    if latent is None:
+        return (config.head_dim,)
+    return latent.rank, latent.query_rank or 0, latent.plain_dim, config.rotary_dim, latent.value_dim
+
+
+def _heads(config: ModelConfig) -> dict[str, Any]:
+    latent = config.latent
+    if latent is None:
+        return {"heads": config.n_heads, "kv_heads": config.n_kv_heads, "head_dim": config.head_dim}
+    return {
+        "heads": config.n_heads,
+        "kv_heads": _parts(config.n_heads),
+        "head_dim": latent.rank + config.rotary_dim,
+        "rank": latent.rank,
+        "query_rank": latent.query_rank or 0,
+        "plain_dim": latent.plain_dim,
+        "turned_dim": config.rotary_dim,
+        "value_dim": latent.value_dim,
+        "latent_eps": LATENT_EPS,
+    }
+
+
+def _parts(heads: int) -> int:
+    """Into how many parts the heads of latent attention are divided, which all look at the same vectors: each part is
+    as many queries of a row as step.cpp takes at once, and more than look together with those of other parts."""
+    sizes = [size for size in range(_AT_ONCE, _AT_ONCE // 2, -1) if heads % size == 0]
+    return heads // sizes[0] if sizes else 1
+
+
+def _experts(rule: Experts, weights: Weights) -> dict[str, Any]:
+    return {
+        "experts": rule.count,
+        "expert_rows": None if weights.expert_rows is None else weights.expert_rows.ctypes.data,
+        "per_token": rule.per_token,
+        "normalised": rule.normalised,
+        "expert_intermediate": rule.intermediate_size,
+        "sigmoid": rule.sigmoid,
+        "groups": rule.groups,
+        "groups_used": rule.groups_used,
+        "scaling": rule.scaling,
+        "weighs_inputs": rule.weighs_inputs,
+    }
 
 
 def _args(matrix: Matrix) -> LinearArgs:

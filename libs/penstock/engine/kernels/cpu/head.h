@@ -5,31 +5,31 @@
 #include "tiles.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace penstock {
 
 constexpr int kQueries = 32;         // queries that look at a piece together in lanes
 constexpr int kTile = 4 * kQueries;  // queries in a chunk of a long run; in tiles they all look together
 
-typedef float Eight __attribute__((vector_size(32)));
-
-// Prepares a query or a key for the scores: normalises it if the model asks for that, and rotates it.
+// Prepares a query or a key for the scores: normalises and rotates it, as far as the model asks for that.
 inline void turn(const Model &model, const Layer &layer, int place, int head, const float *x, float *out) {
-  const int dim = model.head_dim, half = dim / 2;
+  const int dim = model.head_dim;
   if (layer.qk_norm) normalise(x, layer.qk_norm + head * dim, dim, model.eps, out), x = out;
-  const float *cosine = model.cosine + int64_t(place) * dim, *sine = model.sine + int64_t(place) * dim;
-  auto at = [](const float *from) {
-    Eight eight;
-    std::memcpy(&eight, from, sizeof eight);
-    return eight;
-  };
-  for (int i = 0; i < half; i += 8) {
-    const Eight a = at(x + i), b = at(x + i + half);
-    const Eight first = a * at(cosine + i) + b * at(sine + i);
-    const Eight second = b * at(cosine + i + half) + a * at(sine + i + half);
-    std::memcpy(out + i, &first, sizeof first);
-    std::memcpy(out + i + half, &second, sizeof second);
+  if (layer.unturned) {
+    std::memmove(out, x, dim * sizeof(float));
+    return;
   }
+  rotate(x, dim, model.cosine + int64_t(place) * dim, model.sine + int64_t(place) * dim, model.interleaved, out);
+  if (!model.key_norm) return;
+  const float factor = norm_factor(out, dim, model.eps);
+  for (int i = 0; i < dim; i += kLanes) (Floats::load(out + i) * factor).store(out + i);
+}
+
+// The factor of queries at a position of a layer.
+inline float warmth(const Model &model, const Layer &layer, int position) {
+  const int times = layer.unturned && model.warm_tokens ? (position + 1) / model.warm_tokens : 0;
+  return times ? std::log1p(float(times)) * model.warm_strength + 1 : 1.0f;
 }
 
 // What a query has seen: its highest score `most`, the sum of the weights e^(score - most), and the sum of the values
@@ -84,15 +84,18 @@ template <class Own, class Cache> class Head {
 
   // Stores the keys and values of the rows whose positions are in [begin, end).
   void keep(int begin, int end) {
+    if (model_.rank) return;  // they are vectors that are stored before
     for (int row = first_; row < last_; ++row) {
       const int position = step_.position[row], key_head = model_.heads + kv_head_;
       if (position < begin || position >= end) continue;
-      const float *x = qkv_ + int64_t(row) * (model_.heads + 2 * model_.kv_heads) * dim_;
+      const float *x = qkv_ + row * asked_width(model_);
       turn(model_, layer_, step_.turned[row], key_head, x + key_head * dim_, query_);
       put(query_, at(position, 0));
       put(x + (key_head + model_.kv_heads) * dim_, at(position, 1));
     }
   }
+
+  void keep_vector(int row, const float *vector) { put(vector, at(step_.position[row], 0)); }
 
   // Looks at all pieces, one after the other.
   void look_through() {
@@ -144,15 +147,20 @@ template <class Own, class Cache> class Head {
     return rows_ ? rows_[number] : first_ + number;
   }
   int end(int q) const { return step_.position[row(q)] + 1; }
-  int begin(int q) const { return layer_.window ? std::max(0, end(q) - layer_.window) : 0; }
+  int begin(int q) const {
+    if (!layer_.window) return 0;
+    const int end = this->end(q);
+    return model_.chunked ? (end - 1) / layer_.window * layer_.window : std::max(0, end - layer_.window);
+  }
 
   // Prepares query q of this key head, or of another, and scales it.
   void turn_query_to(int q, float *out) const { turn_query_to(q, out, kv_head_); }
   void turn_query_to(int q, float *out, int kv_head) const {
     const int row = this->row(q), head = kv_head * group_ + (from_ + q) % group_;
-    const float *x = qkv_ + (int64_t(row) * (model_.heads + 2 * model_.kv_heads) + head) * dim_;
+    const float *x = qkv_ + row * asked_width(model_) + head * dim_;
     turn(model_, layer_, step_.turned[row], head, x, out);
-    for (int i = 0; i < dim_; i += kLanes) (Floats::load(out + i) * model_.scale).store(out + i);
+    const float scale = model_.scale * warmth(model_, layer_, step_.position[row]);
+    for (int i = 0; i < dim_; i += kLanes) (Floats::load(out + i) * scale).store(out + i);
   }
 
   // The part of a piece that any of the queries sees: positions relative to `zero`, where the piece begins.
@@ -174,20 +182,22 @@ template <class Own, class Cache> class Head {
     return mixed + (int64_t(row(q)) * model_.heads + kv_head_ * group_ + (from_ + q) % group_) * dim_;
   }
 
-  // The address of a token's key (0) or value (1).
+  // The address of a token's key (0) or value (1), or of the vector that is both.
   Number *at(int position, int which) const {
-    const int64_t run =
-        (int64_t(table_[position / model_.block_size]) * model_.page_layers + model_.first_layer + number_) * 2 + which;
+    const int64_t layer =
+        int64_t(table_[position / model_.block_size]) * model_.page_layers + model_.first_layer + number_;
+    const int64_t run = model_.rank ? layer : layer * 2 + which;
     return static_cast<Number *>(model_.memory) + (run * model_.block_size + position % model_.block_size) * apart() +
-           (model_.first_head + kv_head_) * dim_;
+           kept_head() * dim_;
   }
+  int kept_head() const { return model_.rank ? 0 : model_.first_head + kv_head_; }
   int64_t apart() const {
     return int64_t(model_.row_heads) * (dim_ + Cache::kScale);
   }  // numbers from one token to the next
 
   // The address of a vector's scale.
   Number *scale_of(Number *vector) const {
-    const int head = model_.first_head + kv_head_;
+    const int head = kept_head();
     return vector + (model_.row_heads - head) * dim_ + head * Cache::kScale;
   }
 

@@ -78,13 +78,22 @@ class LayerArgs(Structure):
         ("mlp_norm", FLOATS),  # [hidden]
         ("qkv", LinearArgs),
         ("output", LinearArgs),
-        ("gate_up", LinearArgs),  # all columns of gate, then those of up; neither in a layer of experts
+        # of the block that all rows go through: all columns of gate, then those of up; no inputs where there is none
+        ("gate_up", LinearArgs),
         ("down", LinearArgs),
         ("router", FLOATS),  # [experts, up to a multiple of 4, hidden], zeros behind the last; null: there are none
+        ("correction", FLOATS),  # [experts] what counts in a choice, and not in the weight; or null
         ("places", pointer("const ExpertPlace")),  # [experts]
         ("gate_ups", pointer("const Linear")),  # of those that this process has
         ("downs", pointer("const Linear")),  # likewise
-        ("window", c_int32),  # tokens that a row looks at, itself included; 0: all
+        ("window", c_int32),  # tokens that a row looks at, itself included, or those of a chunk; 0: all
+        ("unturned", c_int32),  # attention turns nothing by position
+        # Of latent attention, see LatentWeights:
+        ("query", LinearArgs),  # what makes queries of a vector that `qkv` makes; no inputs: `qkv` makes queries
+        ("query_norm", FLOATS),  # [query_rank]
+        ("latent_norm", FLOATS),  # [rank]
+        ("absorb", pointer("const Linear")),  # [heads] of plain_dim inputs and rank columns
+        ("release", pointer("const Linear")),  # [heads] of rank inputs and value_dim columns
     )
 
 
@@ -107,27 +116,44 @@ class ModelArgs(Structure):
         ("layers", c_int32),
         ("hidden", c_int32),
         ("heads", c_int32),
-        ("kv_heads", c_int32),
-        ("head_dim", c_int32),
-        ("intermediate", c_int32),
+        ("kv_heads", c_int32),  # with latent attention so many parts of the heads, each of which looks by itself
+        ("head_dim", c_int32),  # what a head looks at: with latent attention rank + turned_dim
+        ("rank", c_int32),  # of the vectors that latent attention keeps; 0: keys and values are kept
+        ("query_rank", c_int32),  # of the vectors from which its queries are made; 0: from the hidden state
+        ("plain_dim", c_int32),  # of a head's query, before what turns
+        ("turned_dim", c_int32),
+        ("value_dim", c_int32),  # of a head's value
+        ("latent_eps", c_float),  # of the norms of these vectors
+        ("intermediate", c_int32),  # most of a block that all rows go through
         ("experts", c_int32),  # in each layer that has some
         ("expert_rows", pointer("int64_t")),  # [layers, experts]: rows that have chosen each so far
         ("per_token", c_int32),  # experts that a row uses
         ("normalised", c_int32),  # the weights of a row's experts are made to sum to 1
         ("expert_intermediate", c_int32),
+        ("sigmoid", c_int32),  # their weights are sigmoids of the scores, and not a softmax
+        ("groups", c_int32),  # of experts, as many in each, ...
+        ("groups_used", c_int32),  # ... among which a row chooses: the ones whose two best are best together
+        ("scaling", c_float),  # the factor of weights
+        ("weighs_inputs", c_int32),  # weights multiply what goes into an expert, not what comes out
         ("eps", c_float),
         ("scale", c_float),  # the factor of products of queries and keys
         ("kv_kind", c_int32),  # FLOAT32, BFLOAT16, or INT8: see int8_kv.py
         ("block_size", c_int32),  # tokens of a page
+        ("chunked", c_int32),  # windows do not slide: they are chunks of the text, and a row looks at its own
+        ("interleaved", c_int32),  # neighbouring dimensions turn together, not those of the two halves
+        ("key_norm", c_int32),  # queries and keys are normalised when they have turned
+        ("warm_tokens", c_int32),  # where nothing turns, queries grow every so many tokens; 0: they do not
+        ("warm_strength", c_float),  # see Temperature
         ("vocab", c_int32),  # how many columns of the head are computed
-        ("cosine", FLOATS),  # [positions, head_dim], see layers/rope.py
-        ("sine", FLOATS),  # [positions, head_dim], with the sign of the first half reversed
+        ("cosine", FLOATS),  # [positions, head_dim or turned_dim], see layers/rope.py
+        ("sine", FLOATS),  # likewise, with the signs of those reversed that are first of a pair
         ("norm", FLOATS),  # [hidden]
         ("layer", pointer("const Layer")),  # [layers]
         ("head", LinearArgs),  # where the last layers are others', any matrix: steps give no logits
         ("table", BYTES),  # [vocab, hidden], the embeddings of `ids`; null: a step brings them in `x`
         ("table_kind", c_int32),  # FLOAT32 or BFLOAT16
-        # [pages, page_layers, 2, block_size, row_heads, head_dim]; INT8: with row_heads scales after each token
+        # [pages, page_layers, 2, block_size, row_heads, head_dim], or 1 where keys and values are one; INT8: with
+        # row_heads scales after each token
         ("memory", ROOM),
         ("page_layers", c_int32),  # layers of a page, ...
         ("first_layer", c_int32),  # ... of which this model has `layers` from here on
@@ -162,12 +188,12 @@ class AdapterPartArgs(Structure):
 
 
 class AdapterArgs(Structure):
-    """`Adapter` in C++: at most 3 parts for each product of a layer: qkv, output, gate_up and down."""
+    """`Adapter` in C++: at most 3 parts for each product of a layer: qkv, output, gate_up, down and query."""
 
     _fields_ = (
         ("kind", c_int32),  # FLOAT32 or BFLOAT16
         ("part", pointer("const AdapterPart")),
-        ("begin", INTS),  # [layers * 4 + 1] numbers of parts
+        ("begin", INTS),  # [layers * 5 + 1] numbers of parts
     )
 
 
