@@ -144,6 +144,10 @@ def test_what_is_wrong_is_refused_by_name(tmp_path: Path) -> None:
         ("pools.gateway.replicas=1", "invalid propertyName 'gateway'"),
         ("pools.decode.nodes=0", "/pools/decode/nodes"),
         ("pools.decode.nodes=2,pools.decode.workers=null", "pools.decode.nodes: stores alone take no further nodes"),
+        (
+            "pools.decode.nodes=2,pools.decode-stage.replicas=1",
+            "pools.decode-stage: the pods of decode on",
+        ),
         ("pools.decode.nodes=2,pools.decode.disk.size=1Gi", "pools.decode.disk: a pool of several nodes has none"),
     ):
         tried = run(program("helm"), "template", "penstock", str(CHART), "--set", wrong)
@@ -221,7 +225,7 @@ def test_workers_of_several_nodes_find_their_stages(full: list[Manifest]) -> Non
         hosts = ",".join(f"$(POD_NAME)-{node}.penstock-large:{port}" for node in (1, 2))
         assert (flags(worker)["pp"], flags(worker)["stage-hosts"]) == ("3", hosts)
         assert flags(stages[number])["model"] == flags(worker)["model"]
-        assert flags(stages[number])["drain-s"] == flags(worker)["drain-s"]
+        assert float(flags(stages[number])["drain-s"]) > float(flags(worker)["drain-s"])
     assert flags(stages[0])["threads"] == "2" and "threads" not in flags(stages[1])
     assert spec["networkConfig"] == {"subdomainPolicy": "Shared"}
     assert "penstock-large" not in of_kind(full, "Service"), "the controller makes one of this name"

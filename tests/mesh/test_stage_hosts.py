@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import grpc
 import pytest
+from tests.libs.engine.rank_threads import RankThread
 
 from penstock.cli import authority
 from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
-from penstock.engine.errors import EngineClosed, EngineError
-from penstock.engine.forward.model import load_model
-from penstock.engine.ranks.distance import ENCODER, Answered
+from penstock.engine.errors import EngineClosed
+from penstock.engine.ranks.distance import ENCODER, FROM_STAGE, Answered
+from penstock.engine.ranks.hosting import host_stage
+from penstock.engine.ranks.messages import receive, send
 from penstock.engine.request import Request, SamplingParams
 from penstock.errors import Forbidden, Refused
 from penstock.rpc.channels import open_channels
@@ -25,13 +29,15 @@ from penstock.rpc.checkup import own_version
 from penstock.rpc.errors import from_rpc
 from penstock.rpc.identity import MemberIdentity
 from penstock.runtime.config import ConfigError
+from penstock.stage import service
 from penstock.stage.config import StageConfig
 from penstock.stage.service import open_stage
 from penstock.testing.checkpoints import TinyModel, write_checkpoint
 from penstock.testing.mesh import MeshSetup
 from penstock.v1 import stage_pb2, stage_pb2_grpc
 from penstock.worker.config import WorkerConfig
-from penstock.worker.stages.speaking import stages_away
+from penstock.worker.stages.speaking import StagesAway
+from penstock.worker.stages.way import StageWay
 
 from .support import GREEDY, ask, process, prompt, until
 
@@ -41,7 +47,7 @@ LONG = SamplingParams(max_tokens=900, temperature=0.0, ignore_eos=True)
 def opened(model, *hosts, member_tls=None):
     """An engine whose stages but the first are computed by these hosts."""
     config = EngineConfig(model=model, kv_pool_tokens=4096, threads=1, pp=1 + len(hosts))
-    return Engine.open(config, load=partial(load_model, away=stages_away(hosts, member_tls)))
+    return Engine.open(config, load=StagesAway(hosts, member_tls).load)
 
 
 async def said(engine, tokens, sampling=GREEDY):
@@ -129,6 +135,84 @@ async def test_a_second_worker_waits_until_the_first_has_ended(tiny, plain):
         assert figure(stage, "penstock_stage_workers_waiting") == 0
 
 
+async def test_a_host_that_is_told_to_end_has_its_worker_drain(tiny, meshes, http, oracle):
+    """The worker wants nothing new, ends what runs, and then itself; the host waits for it."""
+    long = replace(GREEDY, max_tokens=300)
+    expected = await oracle(prompt("drains", 50), long)
+    async with process("stage", "--model", str(tiny), "--drain-s", "30") as (address, pid):
+        setup = MeshSetup(
+            model=tiny, aggregated=True, engine={"pp": 2, "threads": 1}, worker={"stage_hosts": (address,)}
+        )
+        async with meshes(setup) as mesh:
+            [served] = mesh.decode
+            running = asyncio.create_task(ask(http, mesh, prompt("drains", 50), long))
+            await until(lambda: served.worker.engine.stats().generated_tokens > 20, "a stream")
+            os.kill(pid, signal.SIGTERM)
+            await served.worker.engine.leaving.wait()
+            assert not running.done()
+            assert (await running).ids == expected.ids
+            await served.done.wait()
+            assert not served.worker.engine.lost.is_set() and ranks(pid)
+        await until(lambda: not Path("/proc", str(pid)).exists(), "the host's end")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "nobody.invalid:7300"])
+async def test_a_worker_that_waits_for_its_host_can_be_ended(tiny, address):
+    """SIGTERM, while nobody answers there; it has said so."""
+    settings = ("--model", str(tiny), "--pp", "2", "--stage-hosts", address, "--threads", "1")
+    command = [sys.executable, "-m", "penstock.decode", *settings]
+    child = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+    try:
+        async with asyncio.timeout(30):
+            while "waits for the host of a stage" not in (line := (await child.stderr.readline()).decode()):
+                assert line
+            assert address in line
+            child.terminate()
+            assert await child.wait() == 0
+    finally:
+        if child.returncode is None:
+            child.kill()
+            await child.wait()
+
+
+class Refuses(RankThread):
+    """A rank that can't load, and ends."""
+
+    def _follow(self):
+        receive(self._socket)
+        send(self._socket, b"it has no memory")
+        self.kill()
+
+
+async def test_the_reason_of_a_rank_reaches_the_worker(tiny, monkeypatch):
+    monkeypatch.setattr(service, "host_stage", partial(host_stage, launch=Refuses))
+    async with open_stage(StageConfig(model=tiny)) as stage:
+        with pytest.raises(ConfigError, match="it has no memory"):
+            async with opened(tiny, stage.address):
+                pass
+
+
+async def test_who_sends_much_waits_until_it_is_taken():
+    """A host that is slow, or a worker, does not fill the other's memory."""
+    way, other = StageWay(), StageWay()
+    messages, size, most = 400, 1 << 20, 66 << 20
+
+    async def write():
+        await asyncio.to_thread(lambda: [way.send(bytes(size)) for _ in range(messages)])
+
+    async with asyncio.TaskGroup() as tasks:
+        writing = tasks.create_task(write())
+        tasks.create_task(other.read(way.parts()))
+        await until(lambda: other.unread >= 64 << 20 and way.unsent >= 64 << 20, "much on both sides")
+        for _ in range(messages):
+            assert other.unread <= most and way.unsent <= most
+            assert len(await asyncio.to_thread(other.receive)) == size
+        await writing
+        way.close()
+    with pytest.raises(EOFError):
+        other.receive()
+
+
 def figure(stage, name):
     return stage.metrics.registry.get_sample_value(name)
 
@@ -158,7 +242,7 @@ async def test_another_model_is_refused(tiny, tmp_path):
     """Of the same shape: its weights tell."""
     other = write_checkpoint(tmp_path / "other", TinyModel(seed=77))
     async with open_stage(StageConfig(model=other)) as stage:
-        with pytest.raises(EngineError, match="is another model than the worker's"):
+        with pytest.raises(ConfigError, match=r"stage_hosts = .*is another model than the worker's"):
             async with opened(tiny, stage.address):
                 pass
 
@@ -177,11 +261,18 @@ async def test_another_version_is_refused(tiny):
 async def test_what_no_worker_says_ends_its_stream_alone(tiny, plain, content):
     async with open_stage(StageConfig(model=tiny)) as stage, open_channels() as channels:
         stub = stage_pb2_grpc.StageStub(channels.to(stage.address, "stage"))
-        call = stub.Compute(iter([stage_pb2.StagePart(content=content, version=own_version())]))
+        call = stub.Compute(said_first(stage_pb2.StagePart(content=content, version=own_version())))
         async with asyncio.timeout(10):
-            assert [part async for part in call] == []
+            said = [FROM_STAGE.decode(part.content) async for part in call]
+        assert [answer.reason.partition(":")[0] for answer in said] == ["the host of a stage"], "and why"
         async with opened(tiny, stage.address) as engine:
             assert await said(engine, prompt("hosts", 150)) == plain
+
+
+async def said_first(part):
+    """And then nothing, for good."""
+    yield part
+    await asyncio.Event().wait()
 
 
 def test_there_is_a_host_for_each_stage_but_the_first(tiny):

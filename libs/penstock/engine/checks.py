@@ -64,7 +64,8 @@ def settled(settings: AnySettings, checkpoint: Checkpoint) -> AnySettings:
     _check_model(settings, checkpoint.config)
     if max(settings.tp, settings.pp, settings.ep) > 1 and checkpoint.part is None:
         _check_ranks(settings, checkpoint.config)
-        each = max(1, available_cores() // (settings.tp * settings.pp))
+        here = settings.tp * (1 if settings.stages_apart else settings.pp)
+        each = max(1, available_cores() // here)
         settings = replace(settings, threads=settings.threads or each)
     return settings
 

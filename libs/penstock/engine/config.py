@@ -108,6 +108,8 @@ class EngineSettings:
     """Most bytes that these have together."""
     kernels: Annotated[bool, Parameter(parse=False)] = True
     """Use the C++ kernels on a CPU, when there is a compiler and the model suits them."""
+    stages_apart: Annotated[bool, Parameter(parse=False)] = False
+    """Each stage but the first is computed by another host."""
     shared_pages: Annotated[bool, Parameter(parse=False)] = False
     """On a CPU, have the pages in memory that the store of the host can map."""
     stall_s: Annotated[float, Parameter(parse=False)] = 1.0

@@ -157,6 +157,8 @@ class Engine:
         self._closing = False
         self.lost = asyncio.Event()
         """Set when a process that computes a part of the model has ended: nothing can be computed any more."""
+        self.leaving = asyncio.Event()
+        """Set when one of them says that it will end."""
 
     @classmethod
     @asynccontextmanager
@@ -167,19 +169,24 @@ class Engine:
         load: Load = load_model,
         *,
         baton: Baton | None = None,
+        give_up: Callable[[], object] = lambda: None,
     ) -> AsyncIterator[Engine]:
         """Loads the model (in a thread) and serves until the block is left; then live requests get EngineClosed.
 
         Raises CheckpointError when the model cannot be served, ConfigError when it can't be with these settings.
         `drafter` proposes tokens for every request. `load` brings something else than the model to carry out the steps.
-        `baton` is for the cores that others share.
+        `baton` is for the cores that others share. `give_up` ends what `load` waits for, when opening is cancelled.
         """
         checkpoint = await asyncio.to_thread(inspect, config.model, config.max_model_len or None)
         config = settled(config, checkpoint)
         with ExitStack() as stack, Lane("engine") as lane, started_threads(_COPIERS, "load") as threads:
             async with AsyncExitStack() as ending:
                 await lane.call(set_threads, config.threads)
-                runner, spec = await lane.call(load, config, checkpoint)
+                try:
+                    runner, spec = await lane.call(load, config, checkpoint)
+                except asyncio.CancelledError:
+                    give_up()
+                    raise
                 stack.callback(runner.memory.close)
                 ranks = getattr(runner, "ranks", None)
                 others = ranks if isinstance(ranks, InRanks) else None
@@ -204,7 +211,10 @@ class Engine:
                     )
                     tasks.create_task(engine._serve(), name="engine")
                     try:
-                        with watching(() if others is None else others.watched, lambda: engine._lose(others)):
+                        with (
+                            watching(() if others is None else others.leaving, engine.leaving.set),
+                            watching(() if others is None else others.watched, lambda: engine._lose(others)),
+                        ):
                             for name, directory in named_directories("lora", config.lora).items():
                                 await engine.adapters.add(name, directory)
                             yield engine

@@ -37,6 +37,7 @@ _OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.service_config", _SERVICE_CONFIG),
     ("grpc.max_receive_message_length", MAX_MESSAGE),
     *KEEPALIVE,
+    ("grpc.http2.max_pings_without_data", 0),  # else a stream on which nothing is said is hardly looked after
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),

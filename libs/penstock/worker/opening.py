@@ -13,7 +13,6 @@ import grpc
 import structlog
 
 from penstock.engine.engine import Engine
-from penstock.engine.forward.model import load_model
 from penstock.engine.hooks import Drafter
 from penstock.engine.pictures.shown import ShownTiles
 from penstock.kv.client.client import StoreClient, open_store
@@ -31,7 +30,7 @@ from penstock.worker.lending import PageLending
 from penstock.worker.pictures import HeldPictures
 from penstock.worker.publishing import BlockPublisher, open_publisher
 from penstock.worker.rotation import in_rotation
-from penstock.worker.stages.speaking import stages_away
+from penstock.worker.stages.speaking import StagesAway
 from penstock.worker.stored import StoredKeys
 from penstock.worker.turns import shared_cores
 from penstock.worker.worker import Worker, stored_spec
@@ -75,13 +74,13 @@ async def open_worker(
     check_device(config.engine)
     device = None if config.seal else device_of(config.engine.device)
     lends = config.lend and bool(config.kvstore) and role != router_pb2.ROLE_PREFILL and not config.seal
-    settings = replace(config.engine, shared_pages=lends)
+    settings = replace(config.engine, shared_pages=lends, stages_apart=bool(config.stage_hosts))
     member = MemberIdentity.of(config.member_tls, "worker")
-    away = stages_away(config.stage_hosts, config.member_tls)
+    away = StagesAway(config.stage_hosts, config.member_tls)
     async with (
         open_channels(member) as channels,
         shared_cores(config.engine) as baton,
-        Engine.open(settings, drafter, partial(load_model, away=away), baton=baton) as engine,
+        Engine.open(settings, drafter, away.load, baton=baton, give_up=away.give_up) as engine,
     ):
         _say_loaded(engine)
         metrics.watch(lambda: _figures(engine))

@@ -136,8 +136,10 @@ class _Place:
                 await self._wish.other_than(wanted)
 
     async def _end_when_lost(self) -> NoReturn:
-        """Wants no more work and ends as soon as another process that computes a part of the model has ended."""
-        await self._worker.engine.lost.wait()
+        """Wants no more work and ends as soon as another process that computes a part of the model has ended, or says
+        that it will."""
+        engine = self._worker.engine
+        await first_of(engine.lost.wait(), engine.leaving.wait())
         self._leaving = True
         self._wish.drain(ends=True)
         while True:

@@ -31,11 +31,11 @@ class StageConfig:
     address: Address = HostPort("127.0.0.1:0")
     """Address to listen on, host:port or unix:/path; port 0 picks a free port."""
     threads: int = 0
-    """Threads that compute one step, in each of the stage's processes; 0: as many as the worker's."""
+    """Threads that compute one step, in each of the stage's processes; 0: this host's cores divided among them."""
     cores: str = ""
     """Cores on which the stage is computed, such as 0-3 or 0,2; empty: any."""
     drain_s: float = 5.0
-    """Seconds that the worker gets to end when this host stops; then its requests go on at other workers."""
+    """Seconds that the worker gets to drain and end when this host stops; what still runs then goes on elsewhere."""
     member_tls: Path | None = None
     """A directory of `penstock ca issue`, for a mesh over a network: the services show each other certificates. Without
     it nothing is asked of who calls, so nobody else may reach the address."""

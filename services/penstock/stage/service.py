@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from functools import partial
 
 import grpc
-import msgspec
 import structlog
 
-from penstock.checkpoint import CheckpointError, inspect
+from penstock.checkpoint import inspect, remembered_fingerprint
+from penstock.engine.ranks.distance import ENCODER, Leaving
 from penstock.engine.ranks.hosting import host_stage
 from penstock.errors import Refused
 from penstock.rpc.checkup import own_version
@@ -37,11 +37,16 @@ _Context = grpc.aio.ServicerContext[stage_pb2.StagePart, stage_pb2.StagePart]
 class StageService(stage_pb2_grpc.StageServicer):
     """Made by `open_stage`."""
 
-    def __init__(self, config: StageConfig, thread: ThreadPoolExecutor, metrics: StageMetrics) -> None:
-        """`thread` is one, and lives as long as the ranks that it starts."""
-        self._config, self._thread, self._metrics = config, thread, metrics
+    def __init__(
+        self, config: StageConfig, fingerprint: str, thread: ThreadPoolExecutor, metrics: StageMetrics
+    ) -> None:
+        """`fingerprint` is the model's; `thread` is one, and lives as long as the ranks that it starts."""
+        self._config, self._fingerprint = config, fingerprint
+        self._thread, self._metrics = thread, metrics
         self._turn = asyncio.Lock()
         """Whoever has it is computed for."""
+        self._way: StageWay | None = None
+        """To that worker."""
 
     async def Compute(
         self, request_iterator: AsyncIterator[stage_pb2.StagePart], context: _Context
@@ -54,17 +59,24 @@ class StageService(stage_pb2_grpc.StageServicer):
         with self._metrics.waiting.track_inprogress():
             await self._turn.acquire()
         try:
+            await context.send_initial_metadata(())  # so that the worker knows
             self._metrics.workers.inc()
             _LOG.info("computes for a worker", worker=context.peer())
-            way = StageWay()
+            way = self._way = StageWay()
             reading = way.read(self._counted(first, request_iterator))
             async with alongside(reading, self._compute(way), over=lambda _: way.close()):
                 async for part in way.parts():
                     self._metrics.sent.inc(len(part.content))
                     yield part
-            _LOG.info("the worker has ended")
+            _LOG.info("computes for this worker no more", worker=context.peer())
         finally:
+            self._way = None
             self._turn.release()
+
+    def leave(self) -> None:
+        """Has the worker want nothing new: this host will end."""
+        if self._way is not None:
+            self._way.put(ENCODER.encode(Leaving()))
 
     async def _counted(
         self, first: stage_pb2.StagePart, others: AsyncIterator[stage_pb2.StagePart]
@@ -76,11 +88,8 @@ class StageService(stage_pb2_grpc.StageServicer):
             yield part
 
     async def _compute(self, way: StageWay) -> None:
-        job = partial(host_stage, way, self._config.model, self._config.threads)
-        try:
-            await to_its_end(self._thread, job, stop=way.close)
-        except (CheckpointError, msgspec.MsgspecError, OSError) as error:  # the worker has been told, or sent it
-            _LOG.warning("the stage cannot be computed", reason=str(error))
+        job = partial(host_stage, way, self._config.model, self._fingerprint, self._config.threads)
+        await to_its_end(self._thread, job, stop=way.close)
 
 
 @dataclass(frozen=True)
@@ -99,16 +108,20 @@ async def open_stage(config: StageConfig) -> AsyncIterator[OpenStage]:
             stay_on(parse_cores(config.cores))
         except OSError as error:
             raise ConfigError("cores", config.cores, f"{error.strerror}; use cores of this host") from error
-    await asyncio.to_thread(inspect, config.model)  # what is wrong with it is said now
+    fingerprint = await asyncio.to_thread(lambda: remembered_fingerprint(inspect(config.model)))
     metrics = StageMetrics()
     member = MemberIdentity.of(config.member_tls, "stage")
     thread = started_threads(1, "stage")
+    service = StageService(config, fingerprint, thread, metrics)
     try:
-        register = partial(stage_pb2_grpc.add_StageServicer_to_server, StageService(config, thread, metrics))
+        register = partial(stage_pb2_grpc.add_StageServicer_to_server, service)
         async with serve(
             config.address, register, [SERVICE], max_calls=_MOST_CALLS, grace=config.drain_s, member=member
         ) as server:
             await server.set_serving(True)
-            yield OpenStage(config.address.at(server.port), metrics)
+            try:
+                yield OpenStage(config.address.at(server.port), metrics)
+            finally:
+                service.leave()
     finally:
         thread.shutdown()

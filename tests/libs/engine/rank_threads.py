@@ -8,6 +8,7 @@ import threading
 from functools import partial
 from queue import SimpleQueue
 
+from penstock.checkpoint import inspect, remembered_fingerprint
 from penstock.engine.forward.following import follow
 from penstock.engine.forward.model import load_model
 from penstock.engine.ranks.hosting import host_stage
@@ -16,6 +17,8 @@ from penstock.engine.ranks.speaking import speak
 
 class RankThread:
     """What follows rank 0."""
+
+    leaving = ()
 
     def __init__(self, theirs):
         self._socket = theirs.dup()
@@ -64,14 +67,17 @@ class Way:
 class StageThreads:
     """What speaks for a stage, and its host, whose model is in another directory."""
 
+    leaving = ()
+
     def __init__(self, model, theirs):
         self._socket = theirs.dup()
         self.pid = os.getpid()
         self.watched = os.eventfd(0)
         one, other = SimpleQueue(), SimpleQueue()
+        fingerprint = remembered_fingerprint(inspect(model))
         self._jobs = [
             threading.Thread(target=speak, args=(self._socket, Way(one, other)), daemon=True),
-            threading.Thread(target=host_stage, args=(Way(other, one), model, 1, RankThread), daemon=True),
+            threading.Thread(target=host_stage, args=(Way(other, one), model, fingerprint, 1, RankThread), daemon=True),
         ]
         for job in self._jobs:
             job.start()

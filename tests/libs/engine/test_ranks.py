@@ -18,6 +18,7 @@ from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
 from penstock.engine.errors import EngineClosed
 from penstock.engine.forward.following import follow
+from penstock.engine.ranks import distance
 from penstock.engine.ranks.messages import Setup, SharedMemory, receive, send, settings_of
 from penstock.engine.ranks.window import PageWindow
 from penstock.engine.step.memory import PageMemory
@@ -82,9 +83,10 @@ def config_of(directory, **fields):
     ("name", "ranks", "groups", "stages", "kernels", "away"),
     [(*case, False) for case in CASES] + [(*case, True) for case in HOSTED],
 )
-async def test_split_engine_says_the_same(tmp_path, kit, name, ranks, groups, stages, kernels, away):
+async def test_split_engine_says_the_same(tmp_path, kit, name, ranks, groups, stages, kernels, away, monkeypatch):
     """Logprobs to 1e-4 in float32: prompts in chunks, together, with a prefix that an engine in one process has
     computed, and with drafts; and that engine goes on from what the split one has computed."""
+    monkeypatch.setattr(distance, "PORTION", 20_000)  # else all is in one
     directory = write_checkpoint(tmp_path / "model", MODELS[name])
     config = config_of(directory, kernels=kernels)
     requests = kit.mixed()

@@ -81,6 +81,11 @@ class InRanks(Protocol):
         """Files that can be read as soon as one of them has ended."""
         ...
 
+    @property
+    def leaving(self) -> Sequence[int]:
+        """Files that can be read as soon as one of them says that it will end, or has."""
+        ...
+
     def abandon(self) -> None:
         """Ends them, so that nothing waits for them. Callable from any thread."""
         ...

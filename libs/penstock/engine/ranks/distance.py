@@ -8,6 +8,7 @@ host.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -22,11 +23,15 @@ from penstock.kv.bytes.arena import Layout
 _Bytes = NDArray[np.uint8]
 
 
+PORTION = 16 << 20
+"""Bytes of pages or vectors in a message, about."""
+
+
 class Distance(Protocol):
     """The way to the other host."""
 
     def send(self, content: bytes) -> None:
-        """Callable from any thread. What is sent after the end goes nowhere."""
+        """Callable from any thread; may wait for room. What is sent after the end goes nowhere."""
         ...
 
     def receive(self) -> bytes:
@@ -38,13 +43,18 @@ class Distance(Protocol):
         ...
 
 
-class StageTold(msgspec.Struct, array_like=True, tag="told"):
-    """To the stage: a message of rank 0, and what its host has written to pages."""
+class PagesWritten(msgspec.Struct, array_like=True, tag="pages"):
+    """To the stage: what its host has written to pages, before the step that has use of it; in portions."""
 
-    message: bytes
     pages: list[int]
     content: bytes
     """The stage's layers of these pages, one behind the other."""
+
+
+class StageTold(msgspec.Struct, array_like=True, tag="told"):
+    """To the stage: a message of rank 0."""
+
+    message: bytes
 
 
 class Given(msgspec.Struct, array_like=True, tag="given"):
@@ -59,19 +69,27 @@ class StatesPassed(msgspec.Struct, array_like=True, tag="passed"):
     states: bytes
 
 
+class VectorsKept(msgspec.Struct, array_like=True, tag="kept"):
+    """From the stage: what its layers keep of a step's tokens, before the answer; in portions, in order."""
+
+    vectors: bytes
+
+
 class Answered(msgspec.Struct, array_like=True, tag="answered"):
     """From the stage, when it has loaded, and then to each message that it was told."""
 
     reason: str
     """Why it could not; empty: it did."""
-    vectors: bytes = b""
-    """Of a step: what its layers keep of each token."""
     logits: bytes = b""
     """Of a step, from the last stage: float32 [samples, vocab]."""
 
 
-ToStage = StageTold | Given
-FromStage = StatesPassed | Answered
+class Leaving(msgspec.Struct, array_like=True, tag="leaving"):
+    """From the stage: it ends soon, so the worker should want no new requests."""
+
+
+ToStage = PagesWritten | StageTold | Given
+FromStage = StatesPassed | VectorsKept | Answered | Leaving
 TO_STAGE = msgspec.msgpack.Decoder(ToStage)
 FROM_STAGE = msgspec.msgpack.Decoder(FromStage)
 ENCODER = msgspec.msgpack.Encoder()
@@ -120,6 +138,11 @@ class LayerPages:
         shape = (config.pages + 1, model.n_layers, model.kv.planes, config.block_size, vector)
         self._own: _Bytes = np.frombuffer(content, np.uint8).reshape(shape)[:, layers.start : layers.stop]
         self.block_size = config.block_size
+        token = len(layers) * model.kv.planes * vector
+        self.tokens = max(1, PORTION // token)
+        """In a portion."""
+        self.pages = max(1, self.tokens // self.block_size)
+        """Likewise."""
 
     @staticmethod
     def layout(model: ModelConfig, config: EngineConfig) -> Layout:
@@ -130,24 +153,27 @@ class LayerPages:
 
     def read(self, pages: list[int]) -> bytes:
         """These pages, one behind the other."""
-        return self._own[pages].tobytes() if pages else b""
+        return self._own[pages].tobytes()
 
     def write(self, pages: list[int], content: bytes) -> None:
         """Makes them what `read` has said."""
-        if pages:
-            self._own[pages] = np.frombuffer(content, np.uint8).reshape(len(pages), *self._own.shape[1:])
+        self._own[pages] = np.frombuffer(content, np.uint8).reshape(len(pages), *self._own.shape[1:])
 
     def clear(self, pages: list[int]) -> None:
         """Makes them zeros."""
         if pages:
             self._own[pages] = 0
 
-    def vectors(self, piece: PiecePlace) -> bytes:
-        """What the layers keep of each of a step's tokens."""
-        return self._own[piece.pages, :, :, piece.offsets].tobytes()
+    def vectors(self, piece: PiecePlace) -> Iterator[bytes]:
+        """What the layers keep of each of a step's tokens, in portions."""
+        for first in range(0, piece.rows, self.tokens):
+            some = slice(first, first + self.tokens)
+            yield self._own[piece.pages[some], :, :, piece.offsets[some]].tobytes()
 
-    def keep(self, piece: PiecePlace, vectors: bytes) -> None:
-        """Makes it what `vectors` has said."""
+    def keep(self, piece: PiecePlace, first: int, vectors: bytes) -> int:
+        """Makes it what a portion has said, from token `first` on; the token behind it."""
         _, layers, planes, _, width = self._own.shape
-        found = np.frombuffer(vectors, np.uint8).reshape(piece.rows, layers, planes, width)
-        self._own[piece.pages, :, :, piece.offsets] = found
+        found = np.frombuffer(vectors, np.uint8).reshape(-1, layers, planes, width)
+        some = slice(first, first + len(found))
+        self._own[piece.pages[some], :, :, piece.offsets[some]] = found
+        return some.stop

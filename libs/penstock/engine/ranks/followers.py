@@ -7,7 +7,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
@@ -31,6 +31,7 @@ class Follows(Protocol):
 
     pid: int
     watched: int
+    leaving: Sequence[int]
 
     def kill(self) -> None: ...
 
@@ -47,8 +48,17 @@ class RankProcess:
     def __init__(self, theirs: socket.socket, module: str = _FOLLOWER, *arguments: str) -> None:
         """`module`, which is run with these `arguments`, has the socket as its standard input."""
         command = [sys.executable, "-P", "-m", module]  # without the working directory, which -m else puts first
-        self._popen = subprocess.Popen([*command, *arguments], stdin=theirs.fileno(), stdout=subprocess.DEVNULL)
+        leaving, its_end = os.pipe()
+        try:
+            self._popen = subprocess.Popen([*command, *arguments], stdin=theirs.fileno(), stdout=its_end)
+        except BaseException:
+            os.close(leaving)
+            raise
+        finally:
+            os.close(its_end)
         self.pid = self._popen.pid
+        self.leaving: Sequence[int] = [leaving]
+        """Likewise, as soon as it says on its standard output that it will end."""
         self.watched = os.pidfd_open(self.pid)
         """A file that can be read as soon as the process has ended."""
 
@@ -63,7 +73,8 @@ class RankProcess:
         except subprocess.TimeoutExpired:
             self._popen.kill()
             self._popen.wait()
-        os.close(self.watched)
+        for file in (self.watched, *self.leaving):
+            os.close(file)
 
 
 class RankFollower:
@@ -73,8 +84,13 @@ class RankFollower:
         self.stage = setup.stage
         self.socket, theirs = socket.socketpair()
         self.socket.settimeout(LOAD_S)
-        with theirs:
-            self.process = launch(theirs)
+        try:
+            with theirs:
+                self.process = launch(theirs)
+        except BaseException:
+            self.socket.close()
+            pipes.close()
+            raise
         try:
             send(self.socket, msgspec.msgpack.encode(setup))
             pipes.send(self.socket)

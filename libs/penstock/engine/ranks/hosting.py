@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import selectors
 import shutil
@@ -14,7 +15,7 @@ from threading import Thread
 
 import msgspec
 
-from penstock.checkpoint import Checkpoint, CheckpointError, inspect, remembered_fingerprint
+from penstock.checkpoint import Checkpoint, CheckpointError, inspect
 from penstock.checkpoint.split import share
 from penstock.engine.config import EngineConfig
 from penstock.engine.errors import RankLost
@@ -27,9 +28,11 @@ from penstock.engine.ranks.distance import (
     Distance,
     Given,
     LayerPages,
+    PagesWritten,
     PiecePlace,
     StageTold,
     StatesPassed,
+    VectorsKept,
     fill,
 )
 from penstock.engine.ranks.followers import Launch, RankFollower, RankProcess
@@ -37,30 +40,43 @@ from penstock.engine.ranks.group import shared_layout, shared_room
 from penstock.engine.ranks.messages import Setup, SharedMemory, TableListener, ToldAdapter
 from penstock.engine.ranks.stages import PassingRoom, Pipes
 from penstock.kv.bytes.arena import Arena, Layout
+from penstock.runtime.cores import available_cores
+
+_log = logging.getLogger(__name__)
 
 
-def host_stage(lead: Distance, model: Path, threads: int, launch: Launch = RankProcess) -> None:
-    """Computes a stage for the worker at the other side until one of both ends. `model` is the model's directory here;
-    `threads` are those of each rank, 0: as many as the worker's have. Blocks; the caller's thread has to live as long
-    as the ranks. What is wrong with the model is told to the worker, and raised: CheckpointError."""
+def host_stage(lead: Distance, model: Path, fingerprint: str, threads: int, launch: Launch = RankProcess) -> None:
+    """Computes a stage for the worker at the other side until one of both ends. `model` is the model's directory here,
+    of that fingerprint; `threads` are those of each rank, 0: this process's cores, divided among them. Blocks; the
+    caller's thread has to live as long as the ranks. The worker is told why when it can't be, or ends."""
+    setup = None
     with suppress(EOFError), ExitStack() as stack:
         stack.callback(lead.close)
-        setup = msgspec.msgpack.decode(lead.receive(), type=Setup)
         try:
-            whole = _same(setup, model)
-        except CheckpointError as error:
-            lead.send(ENCODER.encode(Answered(f"the host of stage {setup.stage}: {error}")))
+            setup = msgspec.msgpack.decode(lead.receive(), type=Setup)
+            whole = _same(setup, model, fingerprint)
+            each = threads or max(1, available_cores() // setup.ranks)
+            setup = msgspec.structs.replace(setup, config=setup.config | {"model": str(model), "threads": each})
+            _HostedStage(setup, whole, lead, launch, stack).serve()
+        except EOFError:
             raise
-        engine = setup.engine
-        settings = setup.config | {"model": str(model), "threads": threads or engine.threads}
-        setup = msgspec.structs.replace(setup, config=settings)
-        _HostedStage(setup, whole, lead, launch, stack).serve()
+        except CheckpointError as error:
+            _refuse(lead, setup, error)
+            _log.error("the stage can't be computed: %s", error)
+        except Exception as error:
+            _refuse(lead, setup, error)
+            _log.exception("the stage can't be computed")
 
 
-def _same(setup: Setup, model: Path) -> Checkpoint:
+def _refuse(lead: Distance, setup: Setup | None, error: Exception) -> None:
+    stage = "a stage" if setup is None else f"stage {setup.stage}"
+    lead.send(ENCODER.encode(Answered(f"the host of {stage}: {error}")))
+
+
+def _same(setup: Setup, model: Path, fingerprint: str) -> Checkpoint:
     """The model here, which has to be the worker's. Raises CheckpointError."""
     whole = inspect(model, setup.engine.max_model_len or None)
-    if remembered_fingerprint(whole) != setup.fingerprint:
+    if fingerprint != setup.fingerprint:
         raise CheckpointError(whole.path, "is another model than the worker's, or has other weights")
     return whole
 
@@ -70,8 +86,7 @@ class _HostedStage:
         """What it opens is closed with `stack`."""
         config, model = setup.engine, whole.config
         self._setup, self._lead, self._stack = setup, lead, stack
-        layout = LayerPages.layout(model, config)
-        pages = self._arena(layout)
+        pages = self._arena(LayerPages.layout(model, config))
         self._pages = LayerPages(pages.slots(), model, config, range(*setup.stages[setup.stage]))
         room = PassingRoom.of(model, config)
         passing = self._arena(room.layout)
@@ -79,38 +94,41 @@ class _HostedStage:
         self._before = states[setup.stage - 1].numpy()
         self._behind = states[setup.stage].numpy() if setup.tells else None
         self._logits = logits.numpy()
+        self._told: deque[PiecePlace | None] = deque([None])
+        """What the ranks have not answered yet: a piece, or None for something else. First they say when they have
+        loaded."""
+        self._given: deque[PiecePlace] = deque()
+        """Pieces to which what the stage before has made has not come yet."""
+        self._passing: SimpleQueue[PiecePlace] = SimpleQueue()
+        """Pieces that the stage has not passed on yet."""
         self._group: SharedGroup | None = None
         sums = self._sums(whole, config)
-        directory = tempfile.mkdtemp(prefix="penstock-stage-")
+        directory = Path(tempfile.mkdtemp(prefix="penstock-stage-"))
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
         self._source, heard = os.pipe()
         stack.callback(os.close, self._source)
-        self._given: list[int] = []
+        self._to: list[int] = []
         """Pipes to all ranks: a byte says that rows are there."""
         self._followers: list[RankFollower] = []
         for rank in range(setup.ranks):
-            source, to = os.pipe()
-            self._given.append(to)
-            stack.callback(os.close, to)
+            first = rank == 0 and setup.tells > 0
             own = msgspec.structs.replace(
                 setup,
                 rank=rank,
                 pages=SharedMemory.of(pages),
                 passing=SharedMemory.of(passing),
                 sums=sums,
-                meeting=str(Path(directory) / "meeting"),
-                tells=int(rank == 0 and setup.tells > 0),
+                meeting=str(directory / "meeting"),
+                tells=int(first),
             )
-            pipes = Pipes(source, [heard] if own.tells else [])
-            follower = RankFollower(own, pipes, launch)
+            source, to = os.pipe()
+            self._to.append(to)
+            stack.callback(os.close, to)
+            follower = RankFollower(own, Pipes(source, [os.dup(heard)] if first else []), launch)
             self._followers.append(follower)
             stack.callback(follower.end)
             stack.callback(follower.leave)
-        if not setup.tells:
-            os.close(heard)
-        self._told: SimpleQueue[PiecePlace | None] = SimpleQueue()
-        """What the ranks have not answered yet: a piece, or None for something else."""
-        self._passing: SimpleQueue[PiecePlace] = SimpleQueue()
+        os.close(heard)
 
     def _arena(self, layout: Layout) -> Arena:
         arena = Arena(layout.offset(layout.slots))
@@ -133,26 +151,19 @@ class _HostedStage:
         return SharedMemory.of(arena)
 
     def serve(self) -> None:
-        """Raises EOFError when the worker has ended."""
-        self._told.put(None)  # they say when they have loaded
+        """Raises EOFError when the worker has ended, or a rank."""
         threads = [Thread(target=self._answer, name="answers", daemon=True)]
         if self._behind is not None:
             threads.append(Thread(target=self._pass_on, name="passes", daemon=True))
         for thread in threads:
             thread.start()
-        # They end when the ranks have.
         tables = TableListener()
-        pieces: deque[PiecePlace] = deque()
         try:
             while True:
-                heard = TO_STAGE.decode(self._lead.receive())
-                if isinstance(heard, Given):
-                    self._give(pieces.popleft(), heard)
-                else:
-                    self._tell(heard, tables, pieces)
+                self._obey(TO_STAGE.decode(self._lead.receive()), tables)
         except RankLost as error:
             raise EOFError from error
-        finally:
+        finally:  # with the ranks the threads end
             if self._group is not None:
                 self._group.close()
             for follower in self._followers:
@@ -160,25 +171,33 @@ class _HostedStage:
             for thread in threads:
                 thread.join()
 
-    def _tell(self, heard: StageTold, tables: TableListener, pieces: deque[PiecePlace]) -> None:
-        told = tables.hear(heard.message)
+    def _obey(self, heard: PagesWritten | StageTold | Given, tables: TableListener) -> None:
+        match heard:
+            case PagesWritten(pages, content):
+                self._pages.write(pages, content)
+            case Given(states):
+                self._give(self._given.popleft(), states)
+            case StageTold(message):
+                self._tell(message, tables)
+
+    def _tell(self, message: bytes, tables: TableListener) -> None:
+        told = tables.hear(message)
         if isinstance(told, ToldAdapter):
-            self._told.put(None)
+            self._told.append(None)
         else:
             step, runs = told
             piece = PiecePlace.of(step, runs, self._pages.block_size)
             self._pages.clear(step.cleared)
-            self._pages.write(step.written, heard.content)
-            pieces.append(piece)
+            self._given.append(piece)
             if self._behind is not None:
                 self._passing.put(piece)
-            self._told.put(piece)
+            self._told.append(piece)
         for follower in self._followers:
-            follower.tell(heard.message)
+            follower.tell(message)
 
-    def _give(self, piece: PiecePlace, given: Given) -> None:
-        fill(self._before[piece.place, piece.row : piece.row + piece.rows], given.states)
-        for to in self._given:
+    def _give(self, piece: PiecePlace, states: bytes) -> None:
+        fill(self._before[piece.place, piece.row : piece.row + piece.rows], states)
+        for to in self._to:
             with suppress(OSError):  # a rank that has ended is noticed by its socket
                 os.write(to, b".")
 
@@ -193,23 +212,31 @@ class _HostedStage:
     def _answer(self) -> None:
         """Sends what the ranks answer, when all have, until one of them ends; then the worker hears of it."""
         waiting: dict[RankFollower, deque[str]] = {follower: deque() for follower in self._followers}
-        with selectors.DefaultSelector() as ready, suppress(RankLost):
-            for follower in waiting:
-                ready.register(follower.socket, selectors.EVENT_READ, follower)
-            while True:
-                for key, _ in ready.select():
-                    waiting[key.data].append(key.data.answer())
-                while all(waiting.values()):
-                    self._send([reasons.popleft() for reasons in waiting.values()])
-        self._lead.close()
+        try:
+            with selectors.DefaultSelector() as ready:
+                for follower in waiting:
+                    ready.register(follower.socket, selectors.EVENT_READ, follower)
+                while True:
+                    for key, _ in ready.select():
+                        waiting[key.data].append(key.data.answer())
+                    while all(waiting.values()):
+                        self._send([reasons.popleft() for reasons in waiting.values()])
+        except RankLost as error:
+            said = next(filter(None, (reason for reasons in waiting.values() for reason in reasons)), str(error))
+            _log.info("stage %d: %s", self._setup.stage, said)
+            self._lead.send(ENCODER.encode(Answered(said)))
+        finally:
+            self._lead.close()
 
     def _send(self, reasons: list[str]) -> None:
-        piece = self._told.get()
+        """What all have answered. Raises RankLost when they were told nothing."""
         reason = next(filter(None, reasons), "")
-        if piece is None or reason:
-            self._lead.send(ENCODER.encode(Answered(reason)))
-            return
-        logits = b""
-        if self._behind is None:
-            logits = self._logits[piece.place, piece.sample : piece.sample + piece.samples].tobytes()
-        self._lead.send(ENCODER.encode(Answered("", self._pages.vectors(piece), logits)))
+        if not self._told:
+            raise RankLost(reason or "a process that computes a part of the model says what nobody asked")
+        piece, logits = self._told.popleft(), b""
+        if piece is not None and not reason:
+            for vectors in self._pages.vectors(piece):
+                self._lead.send(ENCODER.encode(VectorsKept(vectors)))
+            if self._behind is None:
+                logits = self._logits[piece.place, piece.sample : piece.sample + piece.samples].tobytes()
+        self._lead.send(ENCODER.encode(Answered(reason, logits)))

@@ -190,6 +190,11 @@ class Lead:
         return [follower.process.watched for follower in self._followers]
 
     @property
+    def leaving(self) -> Sequence[int]:
+        """Files that can be read as soon as one of them says that it will end, or has."""
+        return [file for follower in self._followers for file in follower.process.leaving]
+
+    @property
     def pids(self) -> Sequence[int]:
         """Of the other ranks."""
         return [follower.process.pid for follower in self._followers]

@@ -24,10 +24,9 @@ from penstock.cli.child import ChildSpec, running
 from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
 from penstock.engine.errors import EngineClosed
-from penstock.engine.forward.model import load_model
 from penstock.engine.request import Request, SamplingParams
 from penstock.models import NAMES, embedded
-from penstock.worker.stages.speaking import stages_away
+from penstock.worker.stages.speaking import StagesAway
 
 SHAPE = LlamaShape(
     name="400m", layers=16, hidden=1280, heads=20, kv_heads=4, head_dim=64, intermediate=4096, vocab=48000
@@ -75,8 +74,8 @@ async def rank_figures(quick: bool) -> Sequence[Figure]:
             )
             engines[name] = await stack.enter_async_context(Engine.open(config))
         config = replace(config, threads=1, tp=1, pp=2)
-        away = partial(load_model, away=stages_away([await stack.enter_async_context(_stage(model))], None))
-        engines["hosted"] = await stack.enter_async_context(Engine.open(config, load=away))
+        away = StagesAway([await stack.enter_async_context(_stage(model))], None)
+        engines["hosted"] = await stack.enter_async_context(Engine.open(config, load=away.load))
         for load, split, whole in [
             *((load, "tp2", "threads2") for load in LOADS),
             *((load, "pp2", "thread1") for load in STAGED),
