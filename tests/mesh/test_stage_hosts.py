@@ -263,8 +263,8 @@ async def test_what_no_worker_says_ends_its_stream_alone(tiny, plain, content):
         stub = stage_pb2_grpc.StageStub(channels.to(stage.address, "stage"))
         call = stub.Compute(said_first(stage_pb2.StagePart(content=content, version=own_version())))
         async with asyncio.timeout(10):
-            said = [FROM_STAGE.decode(part.content) async for part in call]
-        assert [answer.reason.partition(":")[0] for answer in said] == ["the host of a stage"], "and why"
+            answers = [FROM_STAGE.decode(part.content) async for part in call]
+        assert [answer.reason.partition(":")[0] for answer in answers] == ["the host of a stage"], "and why"
         async with opened(tiny, stage.address) as engine:
             assert await said(engine, prompt("hosts", 150)) == plain
 
