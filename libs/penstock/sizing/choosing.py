@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 from penstock.checkpoint import ModelConfig
 from penstock.engine.config import kv_token_bytes
@@ -97,8 +98,11 @@ def size(
     if work.context > config.max_positions:
         right = f"must be at most {config.max_positions}, the model's own limit"
         raise ConfigError("context", work.context, right)
+    if work.redundant_experts and config.experts is None:
+        raise ConfigError("redundant_experts", work.redundant_experts, "must be 0: the model has no experts")
     slabs = slabs_of(config, model.forms, work.dtype)
-    splits = _splits(config, slabs, devices, (tensor, pipeline, expert))
+    possible = _splits(config, slabs, devices, (tensor, pipeline, expert))
+    splits = (_with_copies(config, split, work) for split in possible)
     numbers, used = parameters(config, slabs)
     return Sizing(
         parameters=numbers,
@@ -181,6 +185,14 @@ def _possible(config: ModelConfig, devices: DeviceKind, asked: tuple[int, int, i
                 split = PlannedSplit(tensor, pipeline, expert)
                 if devices.gpus % split.ranks == 0:
                     yield split
+
+
+def _with_copies(config: ModelConfig, split: PlannedSplit, work: Workload) -> PlannedSplit:
+    """The split with the copies of experts that its workers have."""
+    if config.experts is None or split.expert == 1 or split.pipeline > 1:
+        return split
+    count = config.experts.count
+    return replace(split, copied=Fraction(min(work.redundant_experts, count - count // split.expert), count))
 
 
 def _sized(model: Described, slabs: Sequence[Slab], split: PlannedSplit, devices: DeviceKind, work: Workload) -> Sized:

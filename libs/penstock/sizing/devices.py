@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 
 from penstock.engine.config import DTYPES, KV_DTYPES
 from penstock.runtime.config import ConfigError, at_least, more_than, one_of
@@ -50,9 +51,12 @@ class Workload:
     dtype: str = "auto"
     """Of weights; auto: as the checkpoint has them, quantised matrices too."""
     kv_dtype: str = "bfloat16"
+    redundant_experts: int = 0
+    """As --redundant-experts of workers, for splits of which these have some: with expert ranks, in one stage."""
 
     def __post_init__(self) -> None:
         more_than(self, 0, "context", "streams", "batch_tokens")
+        at_least(self, 0, "redundant_experts")
         one_of(self, DTYPES, "dtype")
         one_of(self, KV_DTYPES, "kv_dtype")
 
@@ -70,6 +74,8 @@ class PlannedSplit:
     tensor: int = 1
     pipeline: int = 1
     expert: int = 1
+    copied: Fraction = Fraction(0)
+    """The share of a layer's experts of which each rank has copies beside its own."""
 
     def __post_init__(self) -> None:
         at_least(self, 1, "tensor", "pipeline", "expert")

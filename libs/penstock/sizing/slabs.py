@@ -52,7 +52,9 @@ class Slab:
 
     def held(self, split: PlannedSplit) -> int:
         """Bytes that a rank holds, the largest one where they differ."""
-        count = -(-self.count // split.expert) if self.owner is Owner.EXPERT else self.count
+        count = self.count
+        if self.owner is Owner.EXPERT:
+            count = -(-self.count // split.expert) + int(self.count * split.copied)
         return count * self.one_held(split)
 
     def one_held(self, split: PlannedSplit) -> int:

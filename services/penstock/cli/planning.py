@@ -43,6 +43,7 @@ def plan(
     ep: _Chosen = 0,
     dtype: str = "auto",
     kv_dtype: Annotated[str, Parameter(show_default=False)] = "",
+    redundant_experts: int = 0,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
     """Says what a model takes on each GPU and how fast it can decode, from its config.json alone: weights, KV, what
@@ -65,6 +66,7 @@ def plan(
         ep: expert parallel ranks; chosen unless told.
         dtype: type of weights: auto (as the checkpoint has them), float32, bfloat16, int8 or float8.
         kv_dtype: type of keys and values: float32, bfloat16 or int8; bfloat16 unless told, float32 with such weights.
+        redundant_experts: experts of each layer of which every expert parallel rank has copies; of one stage.
         json: print one JSON object and nothing else.
     """
     for name, value in (("gpus", gpus), ("context", context), ("tp", tp), ("pp", pp), ("ep", ep)):
@@ -88,6 +90,7 @@ def plan(
         batch_tokens=batch_tokens,
         dtype=dtype,
         kv_dtype=kv_dtype or ("float32" if dtype == "float32" else "bfloat16"),
+        redundant_experts=redundant_experts,
     )
     found = size(described, devices, work, tensor=tp, pipeline=pp, expert=ep)
     fits = found.ways[0].fits
@@ -135,6 +138,7 @@ def _plain(model: Described, devices: DeviceKind, work: Workload, found: Sizing)
         "streams": work.streams,
         "dtype": work.dtype,
         "kv_dtype": work.kv_dtype,
+        "redundant_experts": work.redundant_experts,
         "kv_token_bytes": found.kv_token,
         "kv_stream_bytes": found.kv_stream,
         "kv_alive_bytes": found.kv_alive,

@@ -18,6 +18,7 @@ from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
 from penstock.engine.forward.runner import Runner
 from penstock.models import embedded
+from penstock.runtime.config import ConfigError
 from penstock.sizing import DeviceKind, PlannedSplit, Sized, Workload, describe, size
 from penstock.sizing.slabs import slabs_of
 from penstock.testing.checkpoints import TinyModel, write_checkpoint
@@ -101,6 +102,39 @@ def test_ranks_hold_what_a_split_gives_them(name: str, ranks: int, tmp_path: Pat
     whole = [info for tensor, info in checkpoint.tensors.items() if tensor not in (*part.pieces, EMBEDDING)]
     cut = [info for pieces in part.pieces.values() for info in pieces]
     assert sum(slab.held(split) for slab in slabs) == sum(info.nbytes for info in (*whole, *cut))
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+@pytest.mark.parametrize("name", ["mixtral", "deepseek"])
+def test_copies_of_experts_take_what_is_planned(name: str, copies: int, tmp_path: Path) -> None:
+    """Of two groups, in each layer that has experts; no more than what a group has not anyway, and none in stages."""
+    directory = write_checkpoint(tmp_path / name, replace(FAMILIES[name], vocab_size=320))
+    checkpoint, model = inspect(directory), describe(directory)
+    experts = checkpoint.config.experts
+    assert experts is not None
+
+    def taken(copied: int) -> int:
+        theirs = tuple(range(experts.count // 2, experts.count // 2 + copied))
+        extra = tuple((theirs, ()) if sparse else ((), ()) for sparse in experts.layers)
+        part = part_of(checkpoint, Rank(0, 2, 2, None, extra), "").part
+        assert part is not None
+        return sum(info.nbytes for pieces in part.pieces.values() for info in pieces)
+
+    def sized(asked: int, pipeline: int) -> int:
+        devices = replace(DEVICE, gpus=2 * pipeline)
+        work = Workload(context=64, streams=1, batch_tokens=64, dtype="float32", redundant_experts=asked)
+        ranks = size(model, devices, work, tensor=2, expert=2, pipeline=pipeline).ways[0].ranks
+        return sum(rank.experts for rank in ranks)
+
+    assert sized(copies, 1) - sized(0, 1) == taken(copies) - taken(0) > 0
+    assert sized(experts.count, 1) == sized(experts.count // 2, 1)
+    assert sized(copies, 2) == sized(0, 2)
+
+
+def test_a_model_without_experts_has_no_copies(tmp_path: Path) -> None:
+    model = describe(write_checkpoint(tmp_path / "llama", FAMILIES["llama"]))
+    with pytest.raises(ConfigError, match="redundant_experts = 1: must be 0: the model has no experts"):
+        size(model, DEVICE, Workload(context=64, streams=1, batch_tokens=64, redundant_experts=1))
 
 
 @pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16", "int8"])
