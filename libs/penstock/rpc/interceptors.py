@@ -20,6 +20,8 @@ from penstock.rpc.parsing import Parser, Requests
 from penstock.runtime.context import request_scope
 from penstock.runtime.telemetry import recording
 
+NOT_READ = "not_read"
+"""Code of a call that has ended because a reply of it was not taken: whoever calls again may be quicker."""
 _QUIET = ("/grpc.health.", "/grpc.reflection.")
 _MOST_QUIET = 32
 """Calls of these at a time, of a server that strangers reach."""
@@ -198,7 +200,7 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
                     await context.write(reply)
         except TimeoutError:
             what = f"the client has not taken a message of its answer for {self._stall_s:g} s; read them as they come"
-            raise DeadlineExceeded(what, code="not_read") from None
+            raise DeadlineExceeded(what, code=NOT_READ) from None
         except Exception as error:
             raise ReaderGone from error
 

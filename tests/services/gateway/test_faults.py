@@ -12,8 +12,11 @@ import httpx2
 import openai
 import pytest
 
-from penstock.errors import Internal, InvalidRequest, Overloaded, Unavailable
+from penstock.errors import DeadlineExceeded, Internal, InvalidRequest, Overloaded, Unavailable
 from penstock.gateway.completing.threads import Threads
+from penstock.gateway.mesh.faults import blames_member
+from penstock.rpc.errors import to_trailers
+from penstock.rpc.interceptors import NOT_READ
 from penstock.v1 import gateway_pb2, gateway_pb2_grpc
 
 HELLO = [{"role": "user", "content": "hi"}]
@@ -433,3 +436,12 @@ async def test_a_deadline_that_is_none_is_refused(setup, timeout):
             model="tiny", messages=HELLO, extra_headers={"x-penstock-timeout": timeout}
         )
     assert failed.value.body["param"] == "x-penstock-timeout" and timeout in failed.value.body["message"]
+
+
+@pytest.mark.parametrize(("code", "elsewhere"), [(NOT_READ, True), (None, False)])
+def test_what_a_gateway_has_not_read_in_time_is_no_fault_of_the_client(code, elsewhere):
+    """It stood still, and asks another worker when it goes on; a deadline is the client's."""
+    error = DeadlineExceeded("too late", code=code)
+    status = grpc.StatusCode.DEADLINE_EXCEEDED
+    failed = grpc.aio.AioRpcError(status, grpc.aio.Metadata(), grpc.aio.Metadata(*to_trailers(error)), "too late")
+    assert blames_member(failed) is elsewhere

@@ -90,12 +90,14 @@ class ScaleActs:
             await actuator.give_up(role, {place.address for place in places.values()})
         now = self._clock()
         for worker in [id for id, since in self._gone.items() if now - since > self._late_s]:
-            _LOG.warning("a worker that was taken away is still there", worker=worker)
+            if not await self._try("undrain", self._tell(worker, router_pb2.MemberCommand(drain=False))):
+                self.drained.add(worker)  # and it is told again at the next look
+                continue
+            _LOG.warning("a worker that was taken away is still there, and works again", worker=worker)
+            self.drained.discard(worker)
             del self._gone[worker]
             if self._known is not None:
                 self._known.add(worker)
-            if not await self._try("undrain", self._tell(worker, router_pb2.MemberCommand(drain=False))):
-                self.drained.add(worker)
 
     def lost(self, role: WorkRole) -> None:
         """One that was ordered could not start."""

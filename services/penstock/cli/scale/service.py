@@ -68,10 +68,12 @@ class ScalePlanner:
         )
         self._say_alone()
         await acts.welcome(counts.workers, watch.listed)
-        await acts.settle(self._actuator, watch.places)
         acts.show(counts.workers)
+        if not counts.workers or acts.missing():
+            return None  # nor is anything measured: who is not named now has not ended
+        await acts.settle(self._actuator, watch.places)
         seen = self._meter.look(counts)
-        if seen is None or not counts.workers or acts.missing():
+        if seen is None:
             return None
         decision, memory = decide(seen, self._memory, self._knobs)
         self._show(seen, decision)

@@ -34,8 +34,6 @@ _BUSY_S = 10.0
 _GREET_S = 2.0
 """Most that a gateway waits for a Redis before it serves."""
 _DAY_S = 24 * HOUR_S
-_WRITER_S = _DAY_S
-"""How long Redis knows the last batch of a writer that writes no more."""
 _FIELDS = 512
 """Counts that are read out of Redis and decoded at a time."""
 
@@ -173,7 +171,7 @@ class RedisBook:
             for account, counts in entries.items()
             if counts.cost_nano
         ]
-        terms = batch.number, _WRITER_S, _KEPT_S, len(triples)
+        terms = batch.number, _KEPT_S, len(triples)
         await asked(self._add(keys=[f"penstock:usage:writer:{batch.writer}"], args=[*terms, *chain(*triples, *spent)]))
 
     async def read(self, since: int, until: int, tenant: str | None) -> dict[LedgerLine, Counts]:
@@ -204,11 +202,11 @@ _SPENT = "penstock:usage:spent"
 _ADD_ONCE = f"""
 if tonumber(redis.call('GET', KEYS[1]) or 0) >= tonumber(ARGV[1]) then return end
 redis.call('SET', KEYS[1], ARGV[1], 'EX', ARGV[2])
-local hours = 4 + 3 * ARGV[4]
-for at = 5, hours, 3 do
+local hours = 3 + 3 * ARGV[3]
+for at = 4, hours, 3 do
   local key = 'penstock:usage:' .. ARGV[at]
   redis.call('HINCRBY', key, ARGV[at + 1], ARGV[at + 2])
-  redis.call('EXPIRE', key, ARGV[3])
+  redis.call('EXPIRE', key, ARGV[2])
   redis.call('ZADD', '{_HOURS}', ARGV[at], ARGV[at])
 end
 for at = hours + 1, #ARGV, 3 do

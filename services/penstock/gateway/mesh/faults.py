@@ -6,6 +6,7 @@ import grpc
 
 from penstock.errors import DeadlineExceeded, Internal, Overloaded, PenstockError, Unavailable
 from penstock.rpc.errors import from_rpc
+from penstock.rpc.interceptors import NOT_READ
 
 TARGET_UNMET = "slo_unmet"
 """The router's code for a request that would not have its tokens in time: what it says is for the client."""
@@ -21,7 +22,7 @@ _CLIENTS_FAULT = frozenset(
 
 def blames_member(error: grpc.aio.AioRpcError) -> bool:
     """Whether another worker may succeed, because the transport or the worker failed and not the request."""
-    return error.code() not in _CLIENTS_FAULT
+    return error.code() not in _CLIENTS_FAULT or from_rpc(error).code == NOT_READ
 
 
 def public_error(error: grpc.aio.AioRpcError, unavailable: str) -> PenstockError:

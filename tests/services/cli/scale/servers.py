@@ -99,7 +99,7 @@ class ApiServer:
             return self._scale(heard)
         if heard.path == self.PODS:
             [selector] = heard.query["fieldSelector"]
-            ip = selector.removeprefix("status.podIP=")
+            ip = selector.removeprefix("status.podIP=").removesuffix(",status.phase=Running")
             return 200, {"items": [{"metadata": {"name": name}} for name, one in self.pods.items() if one == ip]}
         pod = heard.path.removeprefix(f"{self.PODS}/")
         if pod in self.pods and heard.method == "PATCH":

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Set
 
+import pytest
+
 from penstock.cli.asking import MeshAccess
 from penstock.cli.scale.acting import ScaleActs
 from penstock.cli.scale.actuators.base import ActuatorFailed, WorkerPlace
@@ -118,7 +120,7 @@ async def test_the_actuator_hears_once_that_an_order_is_given_up() -> None:
     assert one.actuator.asked == ["add decode", "give up decode, not 127.0.0.1:7500"]
 
 
-async def test_a_worker_that_was_taken_away_and_stays_gets_work_again() -> None:
+async def test_a_worker_that_was_taken_away_and_stays_gets_work_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where a StatefulSet ends another pod: the planner would not see it, and nobody would undrain it."""
     one = Acts()
     await one.acts.welcome([seen("w0"), seen("w1")], {"w0", "w1"})
@@ -127,8 +129,16 @@ async def test_a_worker_that_was_taken_away_and_stays_gets_work_again() -> None:
         assert one.acts.gone == {"w1"} and one.failures("undrain") == 0
         one.now += seconds
         await one.acts.settle(one.actuator, {"w0": PLACE})
-    assert one.acts.gone == set()
     assert one.failures("undrain") == 1 and one.acts.drained == {"w1"}, "no router hears it here"
+    assert one.acts.gone == {"w1"}, "else it would be taken away once more"
+    told = []
+
+    async def tell(worker, command):
+        told.append((worker, command.drain))
+
+    monkeypatch.setattr(one.acts, "_tell", tell)
+    await one.acts.settle(one.actuator, {"w0": PLACE})
+    assert told == [("w1", False)] and one.acts.gone == one.acts.drained == set()
     await one.do(ADD)
     await one.acts.welcome([seen("w0"), seen("w1")], {"w0", "w1"})
     assert one.acts.starting() == {"decode": 1}, "it is none that was ordered"

@@ -8,6 +8,7 @@ import hmac
 import json
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,16 @@ async def test_the_scale_of_a_deployment_is_patched_and_the_drained_pod_goes_fir
     assert list(server.costs) == ["worker-abc-2"] and int(server.costs["worker-abc-2"]) < 0
     methods = [(heard.method, heard.path) for heard in server.heard]
     assert methods.index(("PATCH", f"{server.PODS}/worker-abc-2")) < len(methods) - 1, "before there is one less"
+
+
+async def test_who_is_taken_away_last_goes_first(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pod that was marked may have stayed, and work again."""
+    server, actuator = cluster
+    for now, place in ((1.8e9, WORKER), (1.8e9 + 700, WorkerPlace("member-1", "10.0.0.1:7500"))):
+        monkeypatch.setattr(time, "time", lambda now=now: now)
+        await actuator.remove(place)
+    first, last = server.costs.values()
+    assert int(last) < int(first) and abs(int(last)) < 2**31
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="certificates are made with openssl")
@@ -190,6 +201,19 @@ async def test_a_wish_that_failed_is_the_same_wish_the_next_time() -> None:
         await actuator.add("prefill")
         assert len(set(wishes.ids)) == 1
         await actuator.add("prefill")
+        assert len(set(wishes.ids)) == 2
+
+
+async def test_a_worker_that_is_taken_away_again_is_another_wish() -> None:
+    """It had got work again meanwhile, and the service counts the first wish as fulfilled."""
+    wishes = Wishes(403)
+    with serving(wishes) as url:
+        actuator = WebhookActuator(WebhookTarget(url=url, key=KEY), pause_s=0.001)
+        with pytest.raises(ActuatorFailed, match="403"):
+            await actuator.remove(WORKER)
+        await actuator.remove(WORKER)
+        assert len(set(wishes.ids)) == 1
+        await actuator.remove(WORKER)
         assert len(set(wishes.ids)) == 2
 
 

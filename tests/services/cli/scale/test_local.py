@@ -76,6 +76,8 @@ async def test_a_worker_joins_and_ends_with_the_planner(opened: Opened, tiny: Pa
         with pytest.raises(ActuatorFailed, match="1 local workers are kept already"):
             await actuator.add("prefill")
         assert actuator.removes(WorkerPlace("its id", address))
+        await actuator.give_up("prefill", set())
+        assert not actuator._kept[address].stop.is_set(), "it has joined, though no router names it now"
         other = WorkerPlace("another", "127.0.0.1:1")
         assert not actuator.removes(other)
         with pytest.raises(ActuatorFailed, match="started by somebody else"):

@@ -8,6 +8,7 @@ goes drains by its `preStop` hook.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,6 @@ from penstock.cli.scale.web import NoAnswer, WebAnswer, call
 from penstock.runtime.addresses import HostPort
 
 _MERGE = "application/merge-patch+json"
-_FIRST_TO_GO = "-1000000"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,13 +99,19 @@ class KubernetesActuator:
             ip = HostPort(worker.address).host
         except ValueError as error:
             raise ActuatorFailed(f"the worker is no pod: {error}") from None
-        pods = await self._ask("GET", f"{self._access.pods_url}?fieldSelector={quote(f'status.podIP={ip}')}")
+        which = quote(f"status.podIP={ip},status.phase=Running")
+        pods = await self._ask("GET", f"{self._access.pods_url}?fieldSelector={which}")
         items = pods.get("items") or []
         if len(items) != 1:
             raise ActuatorFailed(f"{len(items)} pods of {self._access.namespace} have the address {ip} of the worker")
         name = items[0]["metadata"]["name"]
-        cost = {"metadata": {"annotations": {"controller.kubernetes.io/pod-deletion-cost": _FIRST_TO_GO}}}
+        cost = {"metadata": {"annotations": {"controller.kubernetes.io/pod-deletion-cost": self._first_to_go()}}}
         await self._ask("PATCH", f"{self._access.pods_url}/{quote(name)}", cost)
+
+    @staticmethod
+    def _first_to_go() -> str:
+        """Lower than any mark before: one that was marked and has stayed is not the first to go any more."""
+        return str(-int(time.time()))
 
     async def _ask(self, method: str, url: str, patch: dict[str, Any] | None = None) -> dict[str, Any]:
         headers = {"accept": "application/json"}

@@ -58,6 +58,8 @@ class _Kept:
     role: WorkRole
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
+    joined: bool = False
+    """Whether a router has named it."""
 
 
 class LocalActuator:
@@ -74,7 +76,10 @@ class LocalActuator:
 
     def removes(self, worker: WorkerPlace) -> bool:
         """Those that it has started: who started the others would start them again."""
-        return worker.address in self._kept
+        kept = self._kept.get(worker.address)
+        if kept is not None:
+            kept.joined = True
+        return kept is not None
 
     async def add(self, role: WorkRole) -> None:
         """Starts one. Raises ActuatorFailed."""
@@ -114,8 +119,9 @@ class LocalActuator:
             await asyncio.wait([kept.task])
 
     async def give_up(self, role: WorkRole, joined: Set[str]) -> None:
-        """Ends the oldest of those that have not joined, which still starts: its place is free when it has ended."""
+        """Ends the oldest of those that have never joined, which still starts: its place is free when it has ended."""
         late = (kept for address, kept in self._kept.items() if kept.role == role and address not in joined)
+        late = (kept for kept in late if not kept.joined)
         if (oldest := next((kept for kept in late if not kept.stop.is_set()), None)) is not None:
             oldest.stop.set()
 

@@ -47,6 +47,8 @@ class WebhookActuator:
         self._pause_s = pause_s
         self._open: dict[WorkRole, str] = {}
         """Ids of additions that failed: the next one is the same wish."""
+        self._ends: dict[str, str] = {}
+        """Likewise, of removals, by worker."""
 
     def removes(self, worker: WorkerPlace) -> bool:
         """Any."""
@@ -60,7 +62,9 @@ class WebhookActuator:
 
     async def remove(self, worker: WorkerPlace) -> None:
         """Wishes that a drained worker ends. Raises ActuatorFailed."""
-        await self._wish(f"remove-{worker.id}", {"wish": "remove", "worker": worker.id, "address": worker.address})
+        id = self._ends.setdefault(worker.id, f"remove-{uuid4().hex}")
+        await self._wish(id, {"wish": "remove", "worker": worker.id, "address": worker.address})
+        del self._ends[worker.id]
 
     async def give_up(self, role: WorkRole, joined: Set[str]) -> None:
         """Whoever heard the wish may still fulfil it."""
