@@ -343,7 +343,7 @@ def test_every_logit_of_a_prompt_at_once(case):
 @pytest.mark.parametrize("case", ["deepseek-compiled", "deepseek-compiled-yarn"], indirect=True)
 def test_prompts_whose_rows_look_far_are_torchs(case, monkeypatch):
     """From where their vectors are cheaper expanded; both ways go on from what the other has kept."""
-    monkeypatch.setattr(compiled_decoder, "_FAR_IN_FLOATS", 60)
+    monkeypatch.setattr(compiled_decoder, "_FAR_IN_FLOATS", 40)
     runner, prompt, steps = case.runner(), case.prompt(170), []
     wanted, pages = case.logits(prompt), tables([170])[0]
     for start, end in ((0, 40), (40, 90), (90, 100), (100, 164), (164, 170)):

@@ -103,8 +103,11 @@ class _HostedStage:
         """Pieces that the stage has not passed on yet."""
         self._group: SharedGroup | None = None
         sums = self._sums(whole, config)
-        directory = Path(tempfile.mkdtemp(prefix="penstock-stage-"))
-        stack.callback(shutil.rmtree, directory, ignore_errors=True)
+        meeting = ""
+        if sums is None and setup.ranks > 1:
+            directory = Path(tempfile.mkdtemp(prefix="penstock-ranks-"))
+            stack.callback(shutil.rmtree, directory, ignore_errors=True)
+            meeting = str(directory / "meeting")
         self._source, heard = os.pipe()
         stack.callback(os.close, self._source)
         self._to: list[int] = []
@@ -118,7 +121,7 @@ class _HostedStage:
                 pages=SharedMemory.of(pages),
                 passing=SharedMemory.of(passing),
                 sums=sums,
-                meeting=str(directory / "meeting"),
+                meeting=meeting,
                 tells=int(first),
             )
             source, to = os.pipe()

@@ -123,7 +123,8 @@ class Lead:
         sums = [*self._share(whole, config, here), *[None] * (self.stages - here)]
         self._group: RankGroup | None = self.shared
         self._lost: RankLost | None = None
-        self._directory = Path(tempfile.mkdtemp(prefix="penstock-ranks-"))
+        self._directory: Path | None = None
+        """Where ranks find each other that add by torch.distributed."""
         self._passing: SharedMemory | None = None
         if self.stages > 1:
             room = PassingRoom.of(whole, config)
@@ -182,6 +183,10 @@ class Lead:
         return arena
 
     def _meeting(self, stage: int) -> str:
+        if self.shared is not None or self.alone:
+            return ""
+        if self._directory is None:
+            self._directory = Path(tempfile.mkdtemp(prefix="penstock-ranks-"))
         return str(self._directory / f"meeting-{stage}")
 
     @property
@@ -330,4 +335,5 @@ class Lead:
         for arena in self._arenas:
             arena.close()
         self._arenas.clear()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)

@@ -60,7 +60,7 @@ class Setup(msgspec.Struct, frozen=True):
     passing: SharedMemory | None
     """Where stages pass on what they have computed; None: there is one."""
     meeting: str
-    """A file in a private directory, by which they find each other then."""
+    """A file in a private directory, by which they find each other then; else empty."""
     copies: ExpertCopies | None = None
     """See Rank."""
     tells: int = 0

@@ -46,8 +46,9 @@ _TABLES = (torch.float32, torch.bfloat16)
 """The types in which step.cpp reads embeddings."""
 _PROCEDURE = CFUNCTYPE(None)
 _FAR, _FAR_IN_FLOATS = 1024, 256
-"""From so many tokens on, which rows of a prompt look at on average, torch is faster with expanded vectors than the
-kernels with absorbed ones: where attention multiplies pairs of bfloat16, and elsewhere."""
+"""From a chunk of a prompt on that begins behind so many tokens, torch is faster with expanded vectors than the kernels
+with absorbed ones: where attention multiplies pairs of bfloat16, and elsewhere. Where a chunk begins says it, not how
+long it is: a first chunk is the kernels', whatever is beside it in its step."""
 _AT_ONCE = 32
 """kQueries of head.h."""
 _ROUTED = 4
@@ -154,9 +155,7 @@ class CompiledDecoder:
         if self._head.by_torch(sum(run.tokens for run in runs)):
             return False
         latent, turned = self._latent_form
-        return latent is None or not any(
-            run.start + run.tokens // 2 >= self._far and expands(run.tokens, latent, turned) for run in runs
-        )
+        return latent is None or not any(run.start >= self._far and expands(run.tokens, latent, turned) for run in runs)
 
     def forward(self, runs: Sequence[Rows], features: Features | None = None, states: Tensor | None = None) -> Tensor:
         """float32 [samples, vocab]; leaves every row's keys and values in the page memory, and fills `features`. Of

@@ -63,7 +63,9 @@ class Pass {
         rows_(places()),
         shares_(2 * places()),
         scores_(floats(int(packed_width(model.experts)))),
-        parts_(std::clamp(int(int64_t(model.experts) * model.hidden / kRouterPart), 1, std::max(1, model.experts / 4))),
+        parts_(step.rows > kRoutedApart ? 1  // there are rows enough for all threads
+                                        : std::clamp(int(int64_t(model.experts) * model.hidden / kRouterPart), 1,
+                                                     std::max(1, model.experts / 4))),
         scored_(groups_of(all_)),
         shrunk_(floats(step.thin)),
         attention_(team, model, step, asked_, attended_, scratch_) {
@@ -112,6 +114,7 @@ class Pass {
   // The product whose rows are packed, or that is computed. The first five may have adapters.
   enum Product { NONE, QKV, OUTPUT, GATE_UP, DOWN, QUERY, EXPERT_GATE_UP, EXPERT_DOWN, HEAD };
   static constexpr int kTogether = 16, kRouted = 2;  // rows that one chunk embeds, or keeps; or routes
+  static constexpr int kRoutedApart = 1024;          // rows up to which a router is cut
   static constexpr int kRouterPart = 1 << 17;        // numbers of a router that are worth a chunk of their own
   struct Phase {
     Job job;
@@ -592,11 +595,12 @@ class Pass {
           from[r] = source + int64_t(rows.row(slab, first + r)) * apart;
           factor[r] = norm_factor(from[r], in, eps);
         }
-        const float *share = shares_.data() + rows.number(slab, first);
-        if (phase.product == EXPERT_GATE_UP && model_.weighs_inputs)
+        if (phase.product == EXPERT_GATE_UP && model_.weighs_inputs) {
+          const float *share = shares_.data() + rows.number(slab, first);
           return pack_block(model_.head.kind, size, in, packed(in), [&](int r, int k) {
             return Floats::load(from[r] + k) * factor[r] * Floats::load(weight + k) * share[r];
           });
+        }
         return pack_block(model_.head.kind, size, in, packed(in), [&](int r, int k) {
           return Floats::load(from[r] + k) * factor[r] * Floats::load(weight + k);
         });
