@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.runtime.config import ConfigError
+
 _CGROUP = Path("/sys/fs/cgroup")
 _CORES = Path("/sys/devices/system/cpu")
 _SMALL_BYTES = 32 << 20
@@ -131,3 +133,21 @@ def _quota(root: Path) -> float | None:
         return int(limit) / int(period) if int(limit) > 0 else None
     except (OSError, ValueError, ZeroDivisionError):
         return None
+
+
+def check_cores(cores: str) -> None:
+    """Checks a setting `cores`; empty: any. Raises ConfigError."""
+    try:
+        parse_cores(cores)
+    except ValueError as error:
+        raise ConfigError("cores", cores, str(error)) from error
+
+
+def keep_to(cores: str) -> None:
+    """Keeps this process on the cores of a setting; empty: anywhere. Call it before the first thread that computes.
+    Raises ConfigError."""
+    if cores:
+        try:
+            stay_on(parse_cores(cores))
+        except OSError as error:
+            raise ConfigError("cores", cores, f"{error.strerror}; use cores of this host") from error

@@ -28,7 +28,7 @@ from penstock.runtime.config import (
     optional_addresses,
     optional_port_addresses,
 )
-from penstock.runtime.cores import parse_cores
+from penstock.runtime.cores import check_cores
 
 _NOT_GIVEN: Any = None
 """Refused by `__post_init__`. Without a default the command line would say that `*` is missing, not the model."""
@@ -97,10 +97,7 @@ class WorkerConfig:
     def __post_init__(self) -> None:
         if self.engine is _NOT_GIVEN:
             raise ConfigError("model", "", "give a Hugging Face model directory")
-        try:
-            parse_cores(self.cores)
-        except ValueError as error:
-            raise ConfigError("cores", self.cores, str(error)) from error
+        check_cores(self.cores)
         addresses(self, "address")
         address_lists(self, "router", "stage_hosts")
         if self.stage_hosts and len(self.stage_hosts) != self.engine.pp - 1:

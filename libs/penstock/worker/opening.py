@@ -19,8 +19,7 @@ from penstock.kv.client.client import StoreClient, open_store
 from penstock.rpc.channels import open_channels
 from penstock.rpc.identity import MemberIdentity
 from penstock.rpc.server import GONE_S, serve
-from penstock.runtime.config import ConfigError
-from penstock.runtime.cores import parse_cores, stay_on
+from penstock.runtime.cores import keep_to
 from penstock.runtime.metrics import WorkerMetrics
 from penstock.v1 import router_pb2
 from penstock.worker.config import WorkerConfig
@@ -70,7 +69,7 @@ async def open_worker(
     """Loads the model, serves, joins the router. When the block ends the worker drains and leaves the router, then its
     server stops, then the store's client, then the engine. The caller makes `metrics`, so that its own tasks count too.
     """
-    _stay(config)
+    keep_to(config.cores)
     check_device(config.engine)
     device = None if config.seal else device_of(config.engine.device)
     lends = config.lend and bool(config.kvstore) and role != router_pb2.ROLE_PREFILL and not config.seal
@@ -137,15 +136,6 @@ async def _publisher(
 def _say_loaded(engine: Engine) -> None:
     kept = "in torch's memory" if engine.packed is None else str(engine.packed)
     _LOG.info("loaded", weights=kept, peak_mb=engine.stats().peak_bytes // 10**6)
-
-
-def _stay(config: WorkerConfig) -> None:
-    """Keeps this process on its cores; call it before the first thread that computes. Raises ConfigError."""
-    if config.cores:
-        try:
-            stay_on(parse_cores(config.cores))
-        except OSError as error:
-            raise ConfigError("cores", config.cores, f"{error.strerror}; use cores of this host") from error
 
 
 def _figures(engine: Engine) -> dict[str, float]:

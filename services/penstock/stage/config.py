@@ -9,7 +9,6 @@ from penstock.runtime.addresses import HostPort
 from penstock.runtime.config import (
     LOG_LEVELS,
     Address,
-    ConfigError,
     OptionalPortAddress,
     addresses,
     at_least,
@@ -17,7 +16,7 @@ from penstock.runtime.config import (
     optional_port_addresses,
     within,
 )
-from penstock.runtime.cores import parse_cores
+from penstock.runtime.cores import check_cores
 
 _MOST_THREADS = 1024
 
@@ -45,10 +44,7 @@ class StageConfig:
     """Least severe lines to log: debug, info, warning or error."""
 
     def __post_init__(self) -> None:
-        try:
-            parse_cores(self.cores)
-        except ValueError as error:
-            raise ConfigError("cores", self.cores, str(error)) from error
+        check_cores(self.cores)
         addresses(self, "address")
         optional_port_addresses(self, "metrics_address")
         at_least(self, 0, "drain_s")

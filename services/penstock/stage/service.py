@@ -19,8 +19,7 @@ from penstock.errors import Refused
 from penstock.rpc.checkup import own_version
 from penstock.rpc.identity import MemberIdentity
 from penstock.rpc.server import serve
-from penstock.runtime.config import ConfigError
-from penstock.runtime.cores import parse_cores, stay_on
+from penstock.runtime.cores import keep_to
 from penstock.runtime.tasks import alongside
 from penstock.runtime.threads import started_threads, to_its_end
 from penstock.stage.config import StageConfig
@@ -103,11 +102,7 @@ class OpenStage:
 @asynccontextmanager
 async def open_stage(config: StageConfig) -> AsyncIterator[OpenStage]:
     """Serves until the block ends."""
-    if config.cores:
-        try:
-            stay_on(parse_cores(config.cores))
-        except OSError as error:
-            raise ConfigError("cores", config.cores, f"{error.strerror}; use cores of this host") from error
+    keep_to(config.cores)
     fingerprint = await asyncio.to_thread(lambda: remembered_fingerprint(inspect(config.model)))
     metrics = StageMetrics()
     member = MemberIdentity.of(config.member_tls, "stage")
