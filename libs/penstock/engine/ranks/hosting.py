@@ -113,25 +113,27 @@ class _HostedStage:
         self._to: list[int] = []
         """Pipes to all ranks: a byte says that rows are there."""
         self._followers: list[RankFollower] = []
-        for rank in range(setup.ranks):
-            first = rank == 0 and setup.tells > 0
-            own = msgspec.structs.replace(
-                setup,
-                rank=rank,
-                pages=SharedMemory.of(pages),
-                passing=SharedMemory.of(passing),
-                sums=sums,
-                meeting=meeting,
-                tells=int(first),
-            )
-            source, to = os.pipe()
-            self._to.append(to)
-            stack.callback(os.close, to)
-            follower = RankFollower(own, Pipes(source, [os.dup(heard)] if first else []), launch)
-            self._followers.append(follower)
-            stack.callback(follower.end)
-            stack.callback(follower.leave)
-        os.close(heard)
+        try:
+            for rank in range(setup.ranks):
+                first = rank == 0 and setup.tells > 0
+                own = msgspec.structs.replace(
+                    setup,
+                    rank=rank,
+                    pages=SharedMemory.of(pages),
+                    passing=SharedMemory.of(passing),
+                    sums=sums,
+                    meeting=meeting,
+                    tells=int(first),
+                )
+                source, to = os.pipe()
+                self._to.append(to)
+                stack.callback(os.close, to)
+                follower = RankFollower(own, Pipes(source, [os.dup(heard)] if first else []), launch)
+                self._followers.append(follower)
+                stack.callback(follower.end)
+                stack.callback(follower.leave)
+        finally:
+            os.close(heard)
 
     def _arena(self, layout: Layout) -> Arena:
         arena = Arena(layout.offset(layout.slots))

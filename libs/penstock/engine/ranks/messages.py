@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from penstock.checkpoint import ExpertCopies, KvForm
-from penstock.engine.config import EngineConfig, kv_token_bytes
+from penstock.checkpoint import ExpertCopies
+from penstock.engine.config import EngineConfig
 from penstock.engine.layers.adapters import AdapterWeights
 from penstock.engine.pictures.shown import ShownRows
 from penstock.engine.step.batch import Rows
@@ -70,10 +70,6 @@ class Setup(msgspec.Struct, frozen=True):
     def pipes(self) -> int:
         """How many it gets, see stages."""
         return (self.stage > 0) + self.tells
-
-    def page_bytes(self, layers: int, form: KvForm) -> int:
-        """Of a page of the whole model."""
-        return kv_token_bytes(self.engine.kv, layers, form) * self.engine.block_size
 
     @property
     def engine(self) -> EngineConfig:
