@@ -22,7 +22,15 @@ from penstock.gateway.accounts.keys import new_key, write_keys
 from penstock.runtime.config import service_app
 
 SYSTEMD = ROOT / "deploy" / "systemd"
-INSTANCES = {"router": "1", "kvstore": "1", "prefill": "1", "decode": "1", "draft": "1", "gateway": "8080"}
+INSTANCES = {
+    "router": "1",
+    "kvstore": "1",
+    "prefill": "1",
+    "decode": "1",
+    "draft": "1",
+    "stage": "7300",
+    "gateway": "8080",
+}
 CONFIGS = {kind: config for kind, config in ALL.items() if kind in INSTANCES}
 _STRICTEST = 2.5
 """Most exposure that `systemd-analyze security` may find, of 10; the unit of most daemons has 9."""
@@ -96,6 +104,8 @@ def test_services_take_the_configuration(
     assert float(unit(kind)["TimeoutStopSec"][0]) >= given.get("drain_s", 0) + 15
     if kind == "gateway":
         assert settings.http_address == "127.0.0.1:8080"  # type: ignore[attr-defined]
+    elif kind == "stage":
+        assert settings.address == "127.0.0.1:7300"  # type: ignore[attr-defined]
     else:
         assert settings.address == f"unix:/run/penstock/{kind}-1"  # type: ignore[attr-defined]
     assert "PENSTOCK_CONFIG=/etc/penstock/penstock.toml" in unit(kind)["Environment"]
@@ -164,7 +174,7 @@ async def test_the_units_of_a_host_are_a_mesh(installed: Path) -> None:
             "PENSTOCK_GATEWAY_SERVER_KEY_FILE": str(etc / "server.key"),
             "NOTIFY_SOCKET": str(installed / "notify"),
         }
-        kinds = [kind for kind in reversed(INSTANCES) if kind != "draft"]
+        kinds = [kind for kind in reversed(INSTANCES) if kind not in ("draft", "stage")]
         async with processes() as started:
             for kind in kinds:
                 _, _, module, *arguments = unit(kind)["ExecStart"][0].replace("%i", INSTANCES[kind]).split()

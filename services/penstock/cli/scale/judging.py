@@ -11,6 +11,8 @@ from penstock.cli.scale.state import JUDGED_S
 
 TTFT, ITL = "vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds"
 _BUCKET, _COUNT = "_bucket", "_count"
+_MISSED = 100
+"""Readings after which who was in none of them has gone."""
 GatewayFigures = Mapping[str, float]
 """Samples of one gateway, those of buckets by name and upper bound."""
 
@@ -35,17 +37,22 @@ class Gathered:
     """Counts of many, added up: of those that begin anew, or go, what they had is kept."""
 
     def __init__(self) -> None:
-        self._last: dict[str, Mapping[str, float]] = {}
+        self._last: dict[str, tuple[int, Mapping[str, float]]] = {}
+        """Of each, in which reading it was there last."""
+        self._readings = 0
         self.total: dict[str, float] = {}
 
     def add(self, readings: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-        """One more reading of each; those that were not there before begin with what they have."""
+        """One more reading of each; those that were not there of late begin with what they have."""
+        self._readings += 1
         for name, reading in readings.items():
-            if (last := self._last.get(name)) is not None:
+            if name in self._last:
+                _, last = self._last[name]
                 for figure, value in reading.items():
                     before = last.get(figure, 0.0)
                     self.total[figure] = self.total.get(figure, 0.0) + (value - before if value >= before else value)
-            self._last[name] = reading
+            self._last[name] = self._readings, reading
+        self._last = {name: last for name, last in self._last.items() if self._readings - last[0] < _MISSED}
         return dict(self.total)
 
 

@@ -91,6 +91,14 @@ def test_the_counts_of_members_that_come_and_go_add_up() -> None:
     assert sums.add({"a": {"n": 1011.0}, "b": {"n": 2.0}}) == {"n": 18.0}, "b was started again"
 
 
+def test_who_has_been_gone_for_long_is_forgotten() -> None:
+    sums = Gathered()
+    sums.add({"gone": {"n": 1000.0}, "there": {"n": 0.0}})
+    for _ in range(200):
+        assert sums.add({"there": {"n": 0.0}}) == {"n": 0.0}
+    assert sums.add({"gone": {"n": 1500.0}}) == {"n": 0.0}, "it begins with what it has"
+
+
 class Gateway:
     """What a gateway's /metrics say, by the library that says it."""
 
