@@ -1,6 +1,6 @@
-"""One model over two processes of one core each, beside one process with two threads, on the same weights; in two
-stages beside one process with one thread, and with one of them computed by a service as on another host; and how soon
-an engine says that one of its processes has died."""
+"""One model over two processes of one core each, beside one process with two threads, on the same weights; a model of
+experts with half of these in each process; in two stages beside one process with one thread, and with one of them
+computed by a service as on another host; and how soon an engine says that one of its processes has died."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from itertools import count
 from pathlib import Path
 
 from penstock.bench.e2e import processes
-from penstock.bench.engine.shapes import LlamaShape, checkpoint
+from penstock.bench.engine.shapes import MIXED, LlamaShape, checkpoint
 from penstock.bench.engine.subjects import Places
 from penstock.bench.harness import Figure, figure, interleave
 from penstock.cli.child import ChildSpec, running
@@ -53,10 +53,11 @@ class Load:
 
 
 LOADS = (Load("tp2_vs_threads2", 1, 48), Load("tp2_vs_threads2_8", 8, 24), Load("tp2_vs_threads2_prompt", 1, 0, 1024))
+EXPERTS = (Load("ep2_vs_threads2", 1, 48), Load("ep2_vs_threads2_8", 8, 24))
 STAGED = (Load("pp2_speedup_16", 16, 24), Load("pp2_speedup_prompt", 1, 0, 1024))
 HOSTED = (Load("pp2_hosted_1", 1, 48), Load("pp2_hosted_16", 16, 24), Load("pp2_hosted_prompt", 1, 0, 1024))
 _WHOLE = {
-    **dict.fromkeys(LOADS, "one process with two threads"),
+    **dict.fromkeys((*LOADS, *EXPERTS), "one process with two threads"),
     **dict.fromkeys(STAGED, "one process with one thread"),
     **dict.fromkeys(HOSTED, "both stages on one host"),
 }
@@ -64,35 +65,45 @@ _WHOLE = {
 
 async def rank_figures(quick: bool) -> Sequence[Figure]:
     """Runs the part."""
-    model = checkpoint(SHAPE, Places.default().models)
+    model, mixed = (checkpoint(shape, Places.default().models) for shape in (SHAPE, MIXED))
+    plain = EngineConfig(model=model, kv_pool_tokens=8192, lookup_tokens=0, draft_tokens=0)
+    rounds = 2 if quick else 7
     found: list[Figure] = []
     async with AsyncExitStack() as stack:
         engines = {}
         for name, (threads, ranks, stages) in _SUBJECTS.items():
-            config = EngineConfig(
-                model=model, kv_pool_tokens=8192, lookup_tokens=0, draft_tokens=0, threads=threads, tp=ranks, pp=stages
-            )
+            config = replace(plain, threads=threads, tp=ranks, pp=stages)
             engines[name] = await stack.enter_async_context(Engine.open(config))
-        config = replace(config, threads=1, tp=1, pp=2)
         away = StagesAway([await stack.enter_async_context(_stage(model))], None)
-        engines["hosted"] = await stack.enter_async_context(Engine.open(config, load=away.load))
+        engines["hosted"] = await stack.enter_async_context(
+            Engine.open(replace(plain, threads=1, pp=2), load=away.load)
+        )
         for load, split, whole in [
             *((load, "tp2", "threads2") for load in LOADS),
             *((load, "pp2", "thread1") for load in STAGED),
             *((load, "hosted", "pp2") for load in HOSTED),
         ]:
-            measures = {name: partial(rate, engines[name], load) for name in (split, whole)}
-            rates = await interleave(measures, 2 if quick else 7)
-            found += figures_of(load, rates[split], rates[whole])
-    deaths = [await death_s() for _ in range(2 if quick else 7)]
+            found += await _beside(load, engines[split], engines[whole], rounds)
+    one = replace(plain, model=mixed, threads=2)
+    async with Engine.open(one) as whole_engine, Engine.open(replace(one, threads=1, tp=2, ep=2)) as split_engine:
+        for load in EXPERTS:
+            found += await _beside(load, split_engine, whole_engine, rounds)
+    deaths = [await death_s() for _ in range(rounds)]
     against = "from kill -9 of a rank until its engine has failed the stream and says that it is lost"
     return [*found, figure("rank_death_s", deaths, "s", against, _DEATH_GOAL_S, lower_is_better=True)]
+
+
+async def _beside(load: Load, split: Engine, whole: Engine, rounds: int) -> list[Figure]:
+    """Both in turns."""
+    measures = {"split": partial(rate, split, load), "whole": partial(rate, whole, load)}
+    rates = await interleave(measures, rounds)
+    return figures_of(load, rates["split"], rates["whole"])
 
 
 def figures_of(load: Load, split: Sequence[float], whole: Sequence[float]) -> list[Figure]:
     """The ratio in each round, and both rates. The goals are of one stream over ranks, and of many over stages."""
     ratios = [ours / theirs for ours, theirs in zip(split, whole, strict=True)]
-    goal = {LOADS[0]: _GOAL, STAGED[0]: _SPEEDUP_GOAL}.get(load)
+    goal = {LOADS[0]: _GOAL, EXPERTS[0]: _GOAL, STAGED[0]: _SPEEDUP_GOAL}.get(load)
     against = _WHOLE[load]
     return [
         figure(load.id, ratios, "x", against, goal),

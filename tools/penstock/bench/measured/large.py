@@ -17,6 +17,8 @@ _LINES = (
     Line("tp2_vs_threads2", "tokens/s of one stream: two processes of one core each : one process with two threads"),
     Line("tp2_vs_threads2_8", "the same of 8 streams"),
     Line("tp2_vs_threads2_prompt", "the same of a prompt of 1,024 tokens"),
+    Line("ep2_vs_threads2", "tokens/s of one stream, with half of the experts in each of two processes : two threads"),
+    Line("ep2_vs_threads2_8", "the same of 8 streams"),
     Line("pp2_speedup_16", "tokens/s of 16 streams: two stages of one core each : one process with one thread"),
     Line("pp2_speedup_prompt", "the same of a prompt of 1,024 tokens"),
     Line("pp2_hosted_1", "tokens/s of one stream: two stages, one of them at a service of its own : both here"),
@@ -43,9 +45,9 @@ def section(now: Results, earlier: Results | None = None) -> str:
 verified drafts, each logit within 1e-4. KV: of the blocks that an engine makes in bfloat16. Experts: a Mixtral of
 about a thousand million random parameters in bfloat16, 16 experts of which a token uses two; the bare engine with two
 threads beside llama.cpp and transformers on the same weights, which take turns. Ranks and stages: a Llama of 400
-million, split over two processes. Adapters: of rank 16 on all matrices of a layer, beside four layers of a model of
-1B. Pictures: of 336 pixels along a side, noise, through encoders of six layers with random weights in float32; and
-through the whole mesh as it comes.
+million, split over two processes; experts in groups: of the Mixtral. Adapters: of rank 16 on all matrices of a layer,
+beside four layers of a model of 1B. Pictures: of 336 pixels along a side, noise, through encoders of six layers with
+random weights in float32; and through the whole mesh as it comes.
 
 {figures(_LINES, now, earlier)}
 
