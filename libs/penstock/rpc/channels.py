@@ -123,7 +123,7 @@ class Channels:
 
     async def close(self) -> None:
         """Closes all."""
-        for address in {address for address, _ in self._open}:
+        for address in dict.fromkeys(address for address, _ in self._open):
             await self.forget(address)
 
 
