@@ -145,8 +145,8 @@ class EngineSettings:
         within(self, 0, _MOST_THREADS, "threads")
         within(self, 1, _MOST_RANKS, "tp", "pp", "ep")
         at_least(self, 0, "redundant_experts")
-        if self.redundant_experts and (self.ep == 1 or self.pp > 1):
-            right = "needs ep of 2 or more, for copies to be in several groups, and pp 1"
+        if self.redundant_experts and self.ep == 1:
+            right = "needs ep of 2 or more, for copies to be in several groups"
             raise ConfigError("redundant_experts", self.redundant_experts, right)
         within(self, 0, 1, "resident_share")
         within(self, 0.01, 1, "tenant_share")

@@ -76,12 +76,12 @@ def test_decode_rows_come_together():
 
 
 def test_what_is_passed_on_has_room():
-    room = PassingRoom(3, 40, 16, 100)
+    room = PassingRoom(3, 40, 16, 100, layers=5, experts=7)
     content = memoryview(bytearray(room.layout.stride))
-    states, logits = room.views(content)
-    assert (states.shape, logits.shape) == ((2, 3, 40, 16), (3, 40, 100))
-    states[1, 2, 39], logits[2, 39] = 1.0, 2.0
-    assert (states.sum(), logits.sum()) == (16.0, 200.0)
+    states, logits, counted = room.views(content)
+    assert (states.shape, logits.shape, counted.shape) == ((2, 3, 40, 16), (3, 40, 100), (5, 7))
+    states[1, 2, 39], logits[2, 39], counted[4, 6] = 1.0, 2.0, 3
+    assert (states.sum(), logits.sum(), counted.sum()) == (16.0, 200.0, 3)
 
 
 def test_nobody_waits_for_a_stage_that_has_ended():

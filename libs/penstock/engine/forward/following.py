@@ -11,7 +11,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import msgspec
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.checkpoint import (
@@ -79,10 +81,13 @@ class Following:
             self._maps.append(setup.sums.mapped(shared_layout(setup.ranks, room)))
             self.shared = SharedGroup(self._maps[1].slots(), setup.rank, self._columns, room)
         self._group: RankGroup | None = self.shared
+        self.counted: NDArray[np.int64] | None = None
         if setup.passing is not None:
             between = PassingRoom.of(model, config)
             self._maps.append(setup.passing.mapped(between.layout))
-            self._states, self._logits = between.views(self._maps[-1].slots())
+            self._states, self._logits, counted = between.views(self._maps[-1].slots())
+            if setup.rank == 0 and model.experts is not None:  # one of each stage counts for all
+                self.counted = counted
 
     def meet(self) -> None:
         """Returns when all ranks are there. Raises RankLost."""

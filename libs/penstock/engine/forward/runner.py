@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -92,6 +94,9 @@ class RankPlace(Protocol):
     """This process has all of each of its layers."""
     leads: bool
     """This is rank 0, which alone computes what takes the place of tokens' embeddings."""
+    counted: npt.NDArray[np.int64] | None
+    """[layers of the model, experts]: where this process and those of other stages count rows of experts; None: it
+    counts for itself."""
 
     @property
     def window(self) -> HeadWindow:
@@ -239,7 +244,6 @@ class Runner:
         """`compute` is the type of activations."""
         model, pictures = checkpoint.config, checkpoint.pictures
         self._adapter_dtype = _WEIGHTS[config.dtype]
-        self._expert_rows = weights.expert_rows
         rank = None if checkpoint.part is None else checkpoint.part.rank
         self._groups, self._copies = (1, None) if rank is None else (rank.expert_groups, rank.copies)
         place = self.memory.data.device
@@ -251,8 +255,13 @@ class Runner:
         self.sampler = Sampler(self._vocab_size, place, draws)
         among = self.ranks
         self._kv: KvMemory = self.memory
+        self._expert_rows = weights.expert_rows
         if among is not None:
             self._kv, self.decoder.add = among.window, among.add
+            if among.counted is not None:
+                own = checkpoint.layers
+                weights.count_in(among.counted[own.start : own.stop])
+                self._expert_rows = among.counted
         self._builder = BatchBuilder(self._kv, place, model.windows, compute, chunked=model.chunked)
 
     def load_adapter(self, found: AdapterCheckpoint) -> AdapterWeights:

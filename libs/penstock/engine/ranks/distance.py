@@ -82,6 +82,8 @@ class Answered(msgspec.Struct, array_like=True, tag="answered"):
     """Why it could not; empty: it did."""
     logits: bytes = b""
     """Of a step, from the last stage: float32 [samples, vocab]."""
+    counted: bytes = b""
+    """uint32 [layers of the stage, experts]: rows that have chosen each since the answer before."""
 
 
 class Leaving(msgspec.Struct, array_like=True, tag="leaving"):

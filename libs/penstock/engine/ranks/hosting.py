@@ -14,6 +14,7 @@ from queue import SimpleQueue
 from threading import Thread
 
 import msgspec
+import numpy as np
 
 from penstock.checkpoint import Checkpoint, CheckpointError, inspect
 from penstock.checkpoint.split import share
@@ -90,7 +91,10 @@ class _HostedStage:
         self._pages = LayerPages(pages.slots(), model, config, range(*setup.stages[setup.stage]))
         room = PassingRoom.of(model, config)
         passing = self._arena(room.layout)
-        states, logits = room.views(passing.slots())
+        states, logits, counted = room.views(passing.slots())
+        self._counted = counted[slice(*setup.stages[setup.stage])]
+        self._known_counts = np.zeros_like(self._counted)
+        """Those that the worker knows."""
         self._before = states[setup.stage - 1].numpy()
         self._behind = states[setup.stage].numpy() if setup.tells else None
         self._logits = logits.numpy()
@@ -238,10 +242,16 @@ class _HostedStage:
         reason = next(filter(None, reasons), "")
         if not self._told:
             raise RankLost(reason or "a process that computes a part of the model says what nobody asked")
-        piece, logits = self._told.popleft(), b""
+        piece, logits, counts = self._told.popleft(), b"", b""
         if piece is not None and not reason:
             for vectors in self._pages.vectors(piece):
                 self._lead.send(ENCODER.encode(VectorsKept(vectors)))
             if self._behind is None:
                 logits = self._logits[piece.place, piece.sample : piece.sample + piece.samples].tobytes()
-        self._lead.send(ENCODER.encode(Answered(reason, logits)))
+            counts = self._new_counts()
+        self._lead.send(ENCODER.encode(Answered(reason, logits, counts)))
+
+    def _new_counts(self) -> bytes:
+        """Rows that have chosen each expert since the last call."""
+        before, self._known_counts = self._known_counts, self._counted.copy()
+        return (self._known_counts - before).astype(np.uint32).tobytes()

@@ -13,6 +13,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.checkpoint import (
@@ -126,11 +128,14 @@ class Lead:
         self._directory: Path | None = None
         """Where ranks find each other that add by torch.distributed."""
         self._passing: SharedMemory | None = None
+        self.counted: NDArray[np.int64] | None = None
+        """See PassedOn; None: there is one stage, or there are no experts."""
         if self.stages > 1:
             room = PassingRoom.of(whole, config)
             arena = self._arena(room.layout)
             self._passing = SharedMemory.of(arena)
-            self._states, self._logits = room.views(arena.slots())
+            self._states, self._logits, counted = room.views(arena.slots())
+            self.counted = counted if whole.experts is not None else None
             self._places = [*range(room.places)]
             """Free ones."""
         memory.changes = PageChanges() if away else None

@@ -10,6 +10,7 @@ from contextlib import suppress
 from threading import Thread
 
 import msgspec
+import numpy as np
 
 from penstock.checkpoint import inspect
 from penstock.engine.errors import RankLost
@@ -69,7 +70,8 @@ class _Speaker:
         room = PassingRoom.of(model, config)
         passing = setup.passing.mapped(room.layout)
         self._maps = [pages, passing]
-        states, logits = room.views(passing.slots())
+        states, logits, counted = room.views(passing.slots())
+        self._counted = counted[slice(*setup.stages[setup.stage])]
         self._before = states[setup.stage - 1].numpy()
         self._behind = states[setup.stage].numpy() if setup.tells else None
         self._logits = logits.numpy()
@@ -136,6 +138,8 @@ class _Speaker:
         self._kept = 0
         if piece is not None and not answered.reason and self._behind is None:
             fill(self._logits[piece.place, piece.sample : piece.sample + piece.samples], answered.logits)
+        if answered.counted:
+            self._counted += np.frombuffer(answered.counted, np.uint32).reshape(self._counted.shape)
         send(self._lead, answered.reason.encode())
 
     def _send(self, content: PagesWritten | StageTold | Given) -> None:

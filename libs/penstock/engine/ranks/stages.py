@@ -12,8 +12,11 @@ import socket
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.checkpoint import ModelConfig
@@ -23,7 +26,7 @@ from penstock.engine.ranks.messages import PlainRows
 from penstock.engine.step.batch import Rows
 from penstock.kv.bytes.arena import Layout
 
-_FLOAT = 4
+_FLOAT, _COUNT = 4, 8
 _FDS = b"f"
 _LEAST = 128
 """Rows of prompts in a piece of a step: fewer take longer for each."""
@@ -31,6 +34,17 @@ _PIECES = 2
 """Of a step, for each stage: while the first is in the last stage, others follow it."""
 _MOST_CUT = 1
 """Samples of a run that is cut: a prompt's. Rows that verify drafts stay together."""
+
+
+class PassedOn(NamedTuple):
+    """Views of what stages pass on."""
+
+    states: Tensor
+    """float32 [stages - 1, places, rows, hidden]."""
+    logits: Tensor
+    """float32 [places, rows, vocab]."""
+    counted: NDArray[np.int64]
+    """[layers, experts]: how many rows have chosen each so far. The first rank of each stage counts for its layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +55,15 @@ class PassingRoom:
     rows: int
     hidden: int
     vocab: int
+    layers: int = 0
+    experts: int = 0
+    """Of each layer; 0: there are none."""
 
     @classmethod
     def of(cls, model: ModelConfig, config: EngineConfig) -> PassingRoom:
         """For the whole model."""
-        return cls(config.pp, config.max_batch_tokens, model.hidden_size, model.vocab_size)
+        experts = 0 if model.experts is None else model.experts.count
+        return cls(config.pp, config.max_batch_tokens, model.hidden_size, model.vocab_size, model.n_layers, experts)
 
     @property
     def places(self) -> int:
@@ -55,14 +73,21 @@ class PassingRoom:
     @property
     def layout(self) -> Layout:
         """Of the arena: all is in one slot. What is not used takes no memory."""
-        return Layout.gapless(1, self.places * self.rows * ((self.stages - 1) * self.hidden + self.vocab) * _FLOAT)
+        row = (self.stages - 1) * self.hidden + self.vocab
+        return Layout.gapless(1, self._counts * _COUNT + self.places * self.rows * row * _FLOAT)
 
-    def views(self, content: memoryview) -> tuple[Tensor, Tensor]:
-        """float32 [stages - 1, places, rows, hidden] and [places, rows, vocab]."""
-        floats = torch.frombuffer(content, dtype=torch.float32)
+    @property
+    def _counts(self) -> int:
+        return self.layers * self.experts
+
+    def views(self, content: memoryview) -> PassedOn:
+        """What is in the slot."""
+        counted = np.frombuffer(content, np.int64, self._counts).reshape(self.layers, self.experts)
+        floats = torch.frombuffer(content, dtype=torch.float32, offset=self._counts * _COUNT)
         states = (self.stages - 1) * self.places * self.rows * self.hidden
         between = floats[:states].view(self.stages - 1, self.places, self.rows, self.hidden)
-        return between, floats[states:].view(self.places, self.rows, self.vocab)
+        logits = floats[states:].view(self.places, self.rows, self.vocab)
+        return PassedOn(between, logits, counted)
 
 
 class Pipes:
