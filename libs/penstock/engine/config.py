@@ -177,9 +177,14 @@ class EngineSettings:
         return self.itl_target_ms / 1000 or None
 
     @property
+    def has_head(self) -> bool:
+        """Whether a draft head guesses."""
+        return self.draft_head not in ("", "none") and self.draft_tokens > 0
+
+    @property
     def tells_states(self) -> bool:
         """Whether the draft service is told what the model's layers say."""
-        return self.draft_head_in == "service" and self.draft_head not in ("", "none") and self.draft_tokens > 0
+        return self.draft_head_in == "service" and self.has_head
 
     @property
     def kv(self) -> str:

@@ -186,9 +186,6 @@ async def test_split_that_does_not_fit_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"pp .*must be at most the 3 layers"):
         async with Engine.open(config_of(directory, pp=4)):
             pass
-    with pytest.raises(ConfigError, match=r"draft_head .*needs pp 1"):
-        async with Engine.open(config_of(directory, pp=2, draft_head=str(directory))):
-            pass
 
 
 async def test_steps_of_others_are_computed_meanwhile(tmp_path, kit):

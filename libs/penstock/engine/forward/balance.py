@@ -136,6 +136,7 @@ class _Probe:
         self.stages, self.alone, self.leads = 1, True, False
         self.shared: SharedGroup | None = None
         self.counted: npt.NDArray[np.int64] | None = None
+        self.taps: tuple[int, ...] = ()
         pages = -(-(_CONTEXT + 1) // config.block_size)
         self.memory = PageMemory(model, _ROWS * pages, config.block_size, CACHE[config.kv], torch.device("cpu"))
         self.window = PageWindow(self.memory, range(model.kv.heads))

@@ -42,6 +42,7 @@ from penstock.engine.pictures.shown import ShownRows, ShownTiles
 from penstock.engine.pictures.tower import tower_of
 from penstock.engine.ranks.lead import ComputesPieces, Passed
 from penstock.engine.ranks.place import RankStep
+from penstock.engine.ranks.stages import taps_of
 from penstock.engine.sampling.choice import Choice, Chosen
 from penstock.engine.sampling.sampler import Sampler
 from penstock.engine.step.batch import BatchBuilder, Rows, arrange
@@ -98,6 +99,10 @@ class RankPlace(Protocol):
     """[layers of the model, experts]: where this process and those of other stages count rows of experts; None: it
     counts for itself."""
 
+    taps: tuple[int, ...]
+    """Where there are several stages, after how many layers this process and others keep states of rows; empty: it
+    keeps none."""
+
     @property
     def window(self) -> HeadWindow:
         """The heads of this process in them."""
@@ -130,8 +135,8 @@ class FirstStage(RankPlace, Protocol):
         """Has a step computed by all stages, and returns when this one has."""
         ...
 
-    def logits(self, passed: Passed) -> Tensor:
-        """Of a step, when the last stage has computed it."""
+    def logits(self, passed: Passed, features: Features | None) -> Tensor:
+        """Of a step, when the last stage has computed it; fills `features`."""
         ...
 
 
@@ -300,6 +305,7 @@ class Runner:
         ValueError when the model has no such layers, or these are its last."""
         if list(layers) != sorted(set(layers)) or not all(0 < count < self.layers for count in layers):
             raise ValueError(f"layers {list(layers)}: need growing numbers from 1 to {self.layers - 1}")
+        assert self._first is None or self._first.taps == tuple(layers), "the other stages keep those"
         self._taps = tuple(layers)
 
     @torch.inference_mode()
@@ -328,12 +334,12 @@ class Runner:
     def finish(self, begun: BegunStep) -> Sequence[list[Chosen] | EngineError]:
         """As `step`, of one that has begun."""
         runs, order, masks = begun.runs, begun.order, begun.masks
-        features = self._features(order)
+        features = self._room(self._taps, order)
         if self._compiled is not None and self.ranks is None and begun.takes and all(run.choice.plain for run in runs):
             legality = None if masks is None else masks.legality(order)
             sampled = [Chosen(token) for token in self._compiled.best(order, legality, features)]
         else:
-            logits = self.logits(order, features) if begun.passed is None else self._passed(begun.passed)
+            logits = self.logits(order, features) if begun.passed is None else self._passed(begun.passed, features)
             rows = [choice for run in order for choice in (_choices(run) if masks is None else masks.choices(run))]
             self.memory.computed(wait=not rows)  # a step is over when it is computed, with or without samples
             sampled = self.sampler.sample(logits, rows) if rows else []
@@ -348,16 +354,16 @@ class Runner:
             first += run.samples
         return [answers[id(run)] for run in runs]
 
-    def _passed(self, passed: Passed) -> Tensor:
+    def _passed(self, passed: Passed, features: Features | None) -> Tensor:
         """The logits of a step that is on its way through the stages."""
         assert self._first is not None
-        return self._first.logits(passed)
+        return self._first.logits(passed, features)
 
     def logits(self, order: Sequence[Run], features: Features | None = None) -> Tensor:
         """float32 [samples, vocab]; leaves the runs' keys and values in the memory, and fills `features`. The kernels
         take runs in any order, torch in that of `arrange`."""
         if self._first is not None:
-            return self._first.logits(self._first.launch(order, self))
+            return self._first.logits(self._first.launch(order, self), features)
         compiled = self._compiled is not None and self.takes(order)
         if self._device is not None and not self._shows(order):
             return self._device.logits(order, features)
@@ -394,13 +400,17 @@ class Runner:
         """What stands in the place of their tokens' embeddings, as far as this process computes it."""
         return None if self.shown is None else self.shown.rows(order)
 
-    def _features(self, order: Sequence[Run]) -> Features | None:
-        """Room for what the runs ask for; None when none does."""
-        if not any(run.featured for run in order):
+    def features(self, order: Sequence[Rows]) -> Features | None:
+        """Room for what the layers of this stage say of rows that have features; None: they are not asked."""
+        taps = () if self.ranks is None else self.ranks.taps
+        return self._room(taps[taps_of(taps, self.decoder.layers)], order)
+
+    def _room(self, taps: tuple[int, ...], order: Sequence[Rows]) -> Features | None:
+        rows = featured_rows(order) if taps else []
+        if not rows:
             return None
-        rows = featured_rows(order)
-        width = len(self._taps) * self.decoder.config.hidden_size
-        return Features(self._taps, rows, torch.empty(len(rows), width, dtype=self._compute, device=self._place))
+        width = len(taps) * self.decoder.config.hidden_size
+        return Features(taps, rows, torch.empty(len(rows), width, dtype=self._compute, device=self._place))
 
     def takes(self, runs: Sequence[Rows]) -> bool:
         """Whether the kernels compute these rows in one call."""

@@ -72,7 +72,7 @@ class CompiledDecoder:
         """`weights` are packed; `tables` are the rotation's cosine and sine, float32 [positions, 1, head_dim]. `ranks`
         compute the model together; this one has the KV heads of the memory from `first_head` on."""
         self._machine = machine
-        self._ends = weights.head is not None
+        self._ends, self._first = weights.head is not None, weights.first
         head = weights.layers[0].qkv if weights.head is None else weights.head
         assert isinstance(head, PackedMatrix), "steps need packed weights"
         self._head = head
@@ -162,7 +162,7 @@ class CompiledDecoder:
         some of the model's layers: as Decoder.forward."""
         if not self._ends:
             rows = list(range(sum(run.tokens for run in runs)))
-            return torch.from_numpy(self._step(runs, rows, None, states=states))
+            return torch.from_numpy(self._step(runs, rows, None, features=features, states=states))
         sampled = sampled_rows(runs)
         logits = np.empty((len(sampled), self._vocab), dtype=np.float32)
         self._step(runs, sampled, logits, features=features, states=states)
@@ -204,7 +204,8 @@ class CompiledDecoder:
             first.append(len(ids))
             table_at.append(at)
             at += len(run.pages)
-        taps, featured = ([], []) if features is None else (list(features.layers), list(features.rows))
+        taps: list[int] = [] if features is None else [count - self._first for count in features.layers]
+        featured = [] if features is None else list(features.rows)
         apart = turned_apart(runs)
         numbers = _Numbers(
             ids=ids,
