@@ -150,9 +150,12 @@ class CompiledDecoder:
         self._between = None if call is None else _PROCEDURE(call)
 
     def takes(self, runs: Sequence[Rows]) -> bool:
-        """Whether it computes steps of these rows: not if torch multiplies so many faster, or if a run's rows look far
-        at the vectors of latent attention and it is less to expand these, which torch does."""
+        """Whether it computes steps of these rows: not if torch multiplies so many faster, or if some have adapters of
+        experts, or if a run's rows look far at the vectors of latent attention and it is less to expand these, which
+        torch does."""
         if self._head.by_torch(sum(run.tokens for run in runs)):
+            return False
+        if any(run.adapter is not None and run.adapter.by_torch for run in runs):
             return False
         latent, turned = self._latent_form
         return latent is None or not any(run.start >= self._far and expands(run.tokens, latent, turned) for run in runs)
