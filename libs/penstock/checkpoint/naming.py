@@ -45,6 +45,10 @@ class LayerNames:
     """... and that of [experts, inner, hidden]."""
     shared_gate_up: tuple[str, ...] = ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj")
     shared_down: str = "mlp.shared_experts.down_proj"
+    experts_module: str = "mlp.experts"
+    """The module that has all of them in transformers since version 5, whatever checkpoints have; ..."""
+    router_module: str = "mlp.gate"
+    """... and the router's there."""
 
 
 _PLAIN = LayerNames()
@@ -57,6 +61,8 @@ _LLAMA_4 = LayerNames(
     all_down="feed_forward.experts.down_proj",
     shared_gate_up=("feed_forward.shared_expert.gate_proj", "feed_forward.shared_expert.up_proj"),
     shared_down="feed_forward.shared_expert.down_proj",
+    experts_module="feed_forward.experts",
+    router_module="feed_forward.router",
 )
 _OTHERS = {
     "MixtralForCausalLM": LayerNames(

@@ -102,7 +102,7 @@ def config_of_rank(config: ModelConfig, rank: Rank) -> ModelConfig:
 
     experts = config.experts
     if experts is not None:
-        inner, shared = len(_inner(experts, rank)), size(experts.shared_size) if experts.shared_size else 0
+        inner, shared = len(inner_of_rank(experts, rank)), size(experts.shared_size) if experts.shared_size else 0
         experts = replace(experts, intermediate_size=inner, shared_size=shared, held=_held(experts, rank))
     return replace(
         config,
@@ -138,8 +138,8 @@ def _held(experts: Experts, rank: Rank) -> tuple[tuple[HeldExpert, ...], ...]:
     )
 
 
-def _inner(experts: Experts, rank: Rank) -> range:
-    """What a rank has of the inner size of each of them."""
+def inner_of_rank(experts: Experts, rank: Rank) -> range:
+    """What a rank has of the inner size of each expert."""
     return share(experts.intermediate_size, rank.beside, rank.number % rank.beside)
 
 
@@ -194,7 +194,7 @@ class _Cuts:
         if experts.shared_size:
             own = self._share(experts.shared_size)
             yield from self._block(prefix, names.shared_gate_up, names.shared_down, experts.shared_size, own)
-        inner, own = experts.intermediate_size, _inner(experts, self._rank)
+        inner, own = experts.intermediate_size, inner_of_rank(experts, self._rank)
         if names.all_gate_up is not None and names.all_down is not None:
             ups = range(inner + own.start, inner + own.stop)
             yield from self._columns(f"{prefix}{names.all_gate_up}", 2, (own, ups))

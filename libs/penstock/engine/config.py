@@ -145,8 +145,8 @@ class EngineSettings:
         within(self, 0, _MOST_THREADS, "threads")
         within(self, 1, _MOST_RANKS, "tp", "pp", "ep")
         at_least(self, 0, "redundant_experts")
-        if self.redundant_experts and (self.ep == 1 or self.pp > 1):
-            right = "needs ep of 2 or more, for copies to be in several groups, and pp 1"
+        if self.redundant_experts and self.ep == 1:
+            right = "needs ep of 2 or more, for copies to be in several groups"
             raise ConfigError("redundant_experts", self.redundant_experts, right)
         within(self, 0, 1, "resident_share")
         within(self, 0.01, 1, "tenant_share")
@@ -177,9 +177,14 @@ class EngineSettings:
         return self.itl_target_ms / 1000 or None
 
     @property
+    def has_head(self) -> bool:
+        """Whether a draft head guesses."""
+        return self.draft_head not in ("", "none") and self.draft_tokens > 0
+
+    @property
     def tells_states(self) -> bool:
         """Whether the draft service is told what the model's layers say."""
-        return self.draft_head_in == "service" and self.draft_head not in ("", "none") and self.draft_tokens > 0
+        return self.draft_head_in == "service" and self.has_head
 
     @property
     def kv(self) -> str:

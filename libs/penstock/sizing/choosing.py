@@ -189,7 +189,7 @@ def _possible(config: ModelConfig, devices: DeviceKind, asked: tuple[int, int, i
 
 def _with_copies(config: ModelConfig, split: PlannedSplit, work: Workload) -> PlannedSplit:
     """The split with the copies of experts that its workers have."""
-    if config.experts is None or split.expert == 1 or split.pipeline > 1:
+    if config.experts is None or split.expert == 1:
         return split
     count = config.experts.count
     return replace(split, copied=Fraction(min(work.redundant_experts, count - count // split.expert), count))

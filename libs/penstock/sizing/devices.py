@@ -52,7 +52,7 @@ class Workload:
     """Of weights; auto: as the checkpoint has them, quantised matrices too."""
     kv_dtype: str = "bfloat16"
     redundant_experts: int = 0
-    """As --redundant-experts of workers, for splits of which these have some: with expert ranks, in one stage."""
+    """As --redundant-experts of workers, for splits of which these have some: with expert ranks."""
 
     def __post_init__(self) -> None:
         more_than(self, 0, "context", "streams", "batch_tokens")

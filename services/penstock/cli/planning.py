@@ -66,7 +66,7 @@ def plan(
         ep: expert parallel ranks; chosen unless told.
         dtype: type of weights: auto (as the checkpoint has them), float32, bfloat16, int8 or float8.
         kv_dtype: type of keys and values: float32, bfloat16 or int8; bfloat16 unless told, float32 with such weights.
-        redundant_experts: experts of each layer of which every expert parallel rank has copies; of one stage.
+        redundant_experts: experts of each layer of which every expert parallel rank has copies.
         json: print one JSON object and nothing else.
     """
     for name, value in (("gpus", gpus), ("context", context), ("tp", tp), ("pp", pp), ("ep", ep)):

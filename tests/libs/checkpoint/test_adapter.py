@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from penstock.checkpoint import CheckpointError, inspect, inspect_adapter, patterns
+from penstock.checkpoint import (
+    CheckpointError,
+    Rank,
+    TensorCut,
+    adapter_of_rank,
+    inspect,
+    inspect_adapter,
+    patterns,
+)
 from penstock.testing.adapters import write_adapter
 from penstock.testing.checkpoints import TinyModel, write_checkpoint
 
@@ -117,7 +125,8 @@ def test_ranks_by_pattern(model, tmp_path, config):
         ({"bias": "all"}, "bias 'all' is not supported, only none"),
         ({"use_dora": True}, "use_dora True: DoRA is not supported"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
-        ({"target_parameters": ["mlp.experts.gate_up_proj"]}, "target_parameters"),
+        ({"target_parameters": ["down_proj"]}, "target_parameters 'down_proj': only parameters of experts and routers"),
+        ({"target_parameters": "down_proj"}, "target_parameters must be a list of names"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights 'pissa' is not supported"),
         ({"r": 0}, "r must be a positive integer, not 0"),
         ({"r": 4096}, r"the rank of model\.layers\.0\.self_attn\.q_proj must be from 1 to 1024, not 4096"),
@@ -184,11 +193,105 @@ def test_an_adapter_of_another_model_is_refused(adapter, tmp_path):
         inspect_adapter(adapter, inspect(other).config)
 
 
-@pytest.mark.parametrize(
-    ("target", "right"),
-    [("gate", "router"), ("experts.0.gate_proj", "experts"), ("kv_b_proj", "latent keys and values")],
+MIXTRAL = TinyModel(
+    "MixtralForCausalLM", layers=1, extra={"num_local_experts": 4, "num_experts_per_tok": 2}, intermediate_size=48
 )
-def test_matrices_that_cannot_be_adapted_are_named(tmp_path, target, right):
+EXPERTS = "base_model.model.model.layers.0.mlp.experts"
+
+
+@pytest.fixture
+def mixtral(tmp_path):
+    return write_checkpoint(tmp_path / "mixtral", MIXTRAL)
+
+
+def test_experts_that_are_modules(mixtral, tmp_path):
+    targets = ("gate", "w1", "w2", "w3")
+    adapter = write_adapter(tmp_path / "adapter", mixtral, targets=targets, experts=True)
+    found = inspect_adapter(adapter, inspect(mixtral).config)
+    assert [(part.stack, part.first, part.columns, part.expert) for part in found.parts] == [
+        ("router", 0, 4, None),
+        *(
+            place
+            for expert in range(4)
+            for place in (
+                (f"gate_up.{expert}", 0, 48, expert),
+                (f"gate_up.{expert}", 48, 48, expert),
+                (f"down.{expert}", 0, 64, expert),
+            )
+        ),
+    ]
+    assert found.by_torch and found.numbers == 4 * (64 + 4) + 4 * 3 * 4 * (64 + 48)
+    rewrite(adapter, lambda tensors: tensors.pop(f"{PREFIX}.0.block_sparse_moe.experts.3.w2.lora_A.weight"))
+    with pytest.raises(CheckpointError, match=r"experts\.3\.w2\.lora_A\.weight is missing"):
+        inspect_adapter(adapter, inspect(mixtral).config)
+
+
+def test_modules_that_there_are_not_any_more_are_not_missed(mixtral, tmp_path):
+    """Experts and routers are named as modules, but have none since version 5 of transformers."""
+    adapter = write_adapter(tmp_path / "adapter", mixtral, targets=("q_proj",))
+    config = inspect(mixtral).config
+    before = inspect_adapter(adapter, config)
+    change(adapter, target_modules=["q_proj", "gate", "w1", "w2", "w3"])
+    assert inspect_adapter(adapter, config) == before and not before.by_torch
+
+
+@pytest.mark.parametrize(
+    ("parameters", "modules"),
+    [
+        (("experts.gate_up_proj", "experts.down_proj"), {"gate_up": f"{EXPERTS}.base_layer", "down": EXPERTS}),
+        (("experts.gate_up_proj",), {"gate_up": EXPERTS}),
+        (("mlp.experts.down_proj", "mlp.gate.weight"), {"router": "gate", "down": EXPERTS}),
+    ],
+)
+def test_experts_that_are_parameters_of_one_module(mixtral, tmp_path, parameters, modules):
+    """What adapts the second is around what adapts the first; patterns know them by the parameters' names."""
+    written = tuple(name.removeprefix("mlp.") for name in parameters)
+    pattern = {r".*\.gate_up_proj": 6}
+    adapter = write_adapter(tmp_path / "adapter", mixtral, targets=(), parameters=written, rank_pattern=pattern)
+    found = inspect_adapter(change(adapter, target_parameters=list(parameters)), inspect(mixtral).config)
+    stacks = [f"{stack}.{expert}" for stack in ("gate_up", "down") if stack in modules for expert in range(4)]
+    assert [part.stack for part in found.parts] == stacks + ["router"] * ("router" in modules)
+    sizes = {"gate_up": (96, 6, 64), "down": (64, 4, 48), "router": (4, 4, 64)}
+    for part in found.parts:
+        stack = part.stack.split(".")[0]
+        columns, rank, inputs = sizes[stack]
+        assert (part.columns, part.rank, part.numbers) == (columns, rank, rank * (columns + inputs))
+        if stack != "router":
+            assert part.down.name == f"{modules[stack]}.lora_A.weight"
+            assert part.up.shape == (columns, 4 * rank)
+
+
+def test_parameters_in_another_order_are_refused(mixtral, tmp_path):
+    parameters = ("experts.gate_up_proj", "experts.down_proj")
+    adapter = write_adapter(tmp_path / "adapter", mixtral, targets=(), parameters=parameters)
+
+    def work(tensors):
+        for which in "AB":
+            names = [f"{EXPERTS}{inner}.lora_{which}.weight" for inner in ("", ".base_layer")]
+            tensors.update(zip(names, [tensors[name] for name in reversed(names)], strict=True))
+
+    with pytest.raises(CheckpointError, match=r"has shape \[16, 48\], the configurations make it \[16, 64\]"):
+        inspect_adapter(rewrite(adapter, work), inspect(mixtral).config)
+    change(adapter, target_parameters=["experts.down_proj"])
+    with pytest.raises(CheckpointError, match=r"base_layer.*neither target_parameters nor target_modules names"):
+        inspect_adapter(rewrite(adapter, work), inspect(mixtral).config)
+
+
+def test_a_rank_has_the_experts_of_its_group_and_its_part_of_each(mixtral, tmp_path):
+    parameters = ("experts.gate_up_proj", "experts.down_proj", "gate.weight")
+    whole = inspect(mixtral)
+    found = inspect_adapter(
+        write_adapter(tmp_path / "adapter", mixtral, targets=(), parameters=parameters), whole.config
+    )
+    parts = adapter_of_rank(found, whole, Rank(3, 4, 2)).parts
+    assert [part.stack for part in parts] == ["gate_up.2", "gate_up.3", "down.2", "down.3", "router"]
+    assert parts[0].cut == TensorCut(0, (range(24, 48), range(72, 96))) and parts[0].columns == 48
+    assert parts[2].cut == TensorCut(1, (range(24, 48),)) and parts[2].columns == 64
+    assert parts[4].cut is None and parts[4].columns == 4
+
+
+def test_matrices_that_cannot_be_adapted_are_named(tmp_path):
+    target, right = "kv_b_proj", "latent keys and values"
     extra = {"kv_lora_rank": 24, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 16, "q_lora_rank": None}
     experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 0}
     groups = {"n_group": 1, "topk_group": 1}

@@ -13,7 +13,8 @@ from tests.libs.engine.rank_threads import in_threads, on_hosts
 from penstock.checkpoint import CheckpointError, inspect
 from penstock.engine.engine import Engine
 from penstock.engine.errors import EngineError, RequestRefused
-from penstock.engine.forward import following
+from penstock.engine.forward import following, redundancy
+from penstock.engine.forward.redundancy import note_rows
 from penstock.engine.kernels.cpu.decoder import CompiledDecoder
 from penstock.kv.identity import Chain, root_key
 from penstock.testing.adapters import fingerprint_of, write_adapter, write_merged
@@ -36,6 +37,35 @@ KINDS = {
     "deepseek in vectors": (replace(DEEPSEEK_IN_VECTORS, vocab_size=320), LATENT),
     "llama 4": (replace(TINY_LLAMA_4, vocab_size=320), {}),
 }
+PARAMETERS = {"parameters": ("experts.gate_up_proj", "experts.down_proj", "gate.weight")}
+FUSED = {"rank_pattern": {r".*\.gate_up_proj": 6}, "alpha_pattern": {r".*\.gate_up_proj": 9}}
+QWEN_MOE = TinyModel(
+    "Qwen3MoeForCausalLM",
+    seed=8,
+    extra={"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True},
+)
+EXPERTS = {
+    "mixtral, modules": (
+        KINDS["mixtral"][0],
+        {"targets": ("q_proj", "gate", "w1", "w2", "w3"), "experts": True, "rank_pattern": {r"experts\.2\.w3": 7}},
+    ),
+    "mixtral, parameters": (KINDS["mixtral"][0], {"targets": ("o_proj",), **PARAMETERS}),
+    "qwen 3, modules": (QWEN_MOE, {"experts": True, "use_rslora": True}),
+    "qwen 3, parameters": (QWEN_MOE, {"targets": ("q_proj", "v_proj"), **PARAMETERS, **FUSED}),
+    "deepseek, modules": (
+        replace(DEEPSEEK_IN_VECTORS, vocab_size=320),
+        {"targets": ("gate", "gate_proj", "up_proj", "down_proj"), "experts": True},
+    ),
+    "deepseek, parameters": (
+        replace(TINY_DEEPSEEK, vocab_size=320),
+        {"targets": ("q_b_proj", "kv_a_proj_with_mqa"), **PARAMETERS, **FUSED},
+    ),
+    "llama 4, parameters": (
+        replace(TINY_LLAMA_4, vocab_size=320),
+        {"targets": ("q_proj", "router"), "parameters": PARAMETERS["parameters"][:2], **FUSED},
+    ),
+}
+"""As PEFT adapts experts that are modules each, and as parameters of one."""
 MANY = {"rank_pattern": {"q_proj": 9, "layers.1.mlp.down_proj": 2}, "alpha_pattern": {"v_proj": 3}}
 
 
@@ -117,6 +147,73 @@ async def test_a_batch_of_two_adapters_and_none(family, expected, kit, kernels, 
     for place, answer in enumerate(answers):
         kit.assert_same(answer, expected[names[place % 3]][place // 3])
     assert expected["one"][4].ids != expected[""][4].ids != expected["two"][4].ids
+
+
+@pytest.fixture(scope="module", params=EXPERTS)
+def sparse(request, tmp_path_factory):
+    return Family(tmp_path_factory.mktemp("experts"), *EXPERTS[request.param])
+
+
+@pytest.fixture(scope="module")
+async def sparse_expected(sparse, kit):
+    return await answers_of(sparse, kit)
+
+
+@pytest.mark.parametrize(
+    ("fields", "away"),
+    [
+        ({}, False),
+        ({"tp": 2, "ep": 2, "pp": 2}, False),
+        ({"tp": 4, "ep": 2, "kernels": False}, False),
+        ({"tp": 2, "pp": 2}, True),
+    ],
+    ids=str,
+)
+async def test_experts_and_routers_of_two_adapters_and_none(sparse, sparse_expected, kit, fields, away):
+    """As above; a step of rows without such an adapter is the kernels' still."""
+    names = ["", "one", "two"]
+    load = on_hosts(sparse.model) if away else in_threads
+    async with Engine.open(settings_of(sparse.model, lora=sparse.lora, **fields), load=load) as engine:
+        requests = [
+            replace(one, id=f"{name}-{one.id}", adapter=sparse.fingerprints.get(name, ""))
+            for one in kit.mixed()
+            for name in names
+        ]
+        answers = await kit.read_all(engine, requests)
+    for place, answer in enumerate(answers):
+        kit.assert_same(answer, sparse_expected[names[place % 3]][place // 3])
+    assert sparse_expected["one"][4].ids != sparse_expected[""][4].ids != sparse_expected["two"][4].ids
+
+
+async def test_experts_that_have_copies_are_adapted_in_each(tmp_path, kit, monkeypatch):
+    monkeypatch.setattr(redundancy, "cache_directory", lambda _: tmp_path / "notes")
+    family = Family(tmp_path, *EXPERTS["mixtral, parameters"])
+    checkpoint = inspect(family.model)
+    note_rows(checkpoint, [[100, 1, 1, 1]] * checkpoint.config.n_layers)
+    expected = (await answers_of(family, kit))["one"]
+    settings = settings_of(family.model, lora=family.lora, tp=2, ep=2, redundant_experts=1)
+    async with Engine.open(settings, load=in_threads) as engine:
+        assert engine._runner.ranks.checkpoint.part.rank.copies[0] == ((), (0,))
+        requests = [replace(one, adapter=family.fingerprints["one"]) for one in kit.mixed()]
+        for answer, right in zip(await kit.read_all(engine, requests), expected, strict=True):
+            kit.assert_same(answer, right)
+
+
+@pytest.mark.parametrize(("kind", "compiled"), [("mixtral", True), ("mixtral, parameters", False)])
+async def test_torch_computes_the_steps_of_experts_adapters(tmp_path, kit, monkeypatch, kind, compiled):
+    """And those alone."""
+    family = Family(tmp_path, *(KINDS | EXPERTS)[kind])
+    steps = []
+    forward = CompiledDecoder._step
+    monkeypatch.setattr(
+        CompiledDecoder, "_step", lambda self, runs, *a, **k: (steps.append(len(runs)), forward(self, runs, *a, **k))
+    )
+    async with Engine.open(settings_of(family.model, lora=family.lora)) as engine:
+        request = kit.request("a", 20, kit.greedy(8))
+        await kit.read(engine, replace(request, adapter=family.fingerprints["one"]))
+        assert bool(steps) == compiled
+        await kit.read(engine, kit.renamed(request, "b"))
+    assert len(steps) >= 8
 
 
 async def test_the_compiled_step_computes_them(llama, kit, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -11,10 +12,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from tests.libs.engine.rank_threads import in_threads, on_hosts
 
 from penstock.checkpoint import CheckpointError, inspect, inspect_head
+from penstock.engine.checks import settled
 from penstock.engine.config import HEAD_PLACES, EngineConfig
 from penstock.engine.engine import Engine
+from penstock.engine.forward.model import load_model
 from penstock.engine.hooks import MOST_STATES, DraftTerms
 from penstock.engine.request import Request, SamplingParams
 from penstock.engine.sampling.choice import Choice
@@ -23,8 +27,10 @@ from penstock.engine.speculation.head.guessing import HeadAsk, HeadGuesser, Head
 from penstock.engine.speculation.head.model import HeadContext, HeadModel, HeadRows
 from penstock.engine.speculation.head.watched import states_of
 from penstock.engine.speculation.leads import DraftTold
+from penstock.engine.step.run import Run
 from penstock.models.teach import load_head
 from penstock.runtime.drafts import HEAD, MODEL, PROPOSERS
+from penstock.testing.checkpoints import write_checkpoint
 from penstock.testing.drafters import model_drafter
 from penstock.testing.heads import HEAD_VOCABULARY, write_head
 
@@ -226,13 +232,13 @@ def headed(config: EngineConfig, directory, place="worker") -> EngineConfig:
 
 
 @asynccontextmanager
-async def guessing(config, directory, place):
+async def guessing(config, directory, place, load=load_model):
     """An engine with the head there, and the proposer as which its guesses count."""
     async with AsyncExitStack() as stack:
         drafter = None
         if place == "service":
             drafter = await stack.enter_async_context(model_drafter(foresight(config.model, directory)))
-        engine = await stack.enter_async_context(Engine.open(headed(config, directory, place), drafter))
+        engine = await stack.enter_async_context(Engine.open(headed(config, directory, place), drafter, load))
         yield engine, PROPOSERS.index(HEAD if drafter is None else MODEL)
 
 
@@ -251,6 +257,93 @@ async def test_same_tokens_with_a_head(config, kit, stored, kernels, place):
         assert stats.drafts.verified[proposer] > 50
         assert stats.drafts.verified[proposer] == stats.drafted
         assert stats.free_pages == stats.total_pages
+
+
+SPLITS = {
+    "2 stages": ({"pp": 2}, False),
+    "3 stages": ({"pp": 3}, False),
+    "2 stages of 2 ranks": ({"tp": 2, "pp": 2}, False),
+    "2 stages, torch": ({"pp": 2, "kernels": False}, False),
+    "3 hosts": ({"pp": 3}, True),
+    "2 hosts of 2 ranks": ({"tp": 2, "pp": 2}, True),
+    "2 hosts, torch": ({"pp": 2, "kernels": False}, True),
+}
+
+
+@pytest.fixture(params=SPLITS)
+def split(request, tmp_path):
+    """Settings of a model in stages, and what loads it."""
+    fields, away = SPLITS[request.param]
+    return fields, on_hosts(write_checkpoint(tmp_path / "there")) if away else in_threads
+
+
+async def test_stages_say_what_one_says(config, stored, split):
+    """Features of prompts in pieces, of a batch of which some rows have none, and of drafts."""
+    fields, load = split
+    texts = [[(7 * at + 5 * place) % 256 for place in range(length)] for at, length in enumerate((300, 40, 200, 3))]
+    settings_ = replace(headed(config, stored), max_batch_tokens=600)
+
+    def run_of(at, start, known, drafts=()):
+        tokens = texts[at][: start + known]
+        choice = Choice(SamplingParams(9, temperature=0.0), frozenset(), tokens, len(tokens), drafts)
+        return Run(choice, start, known, range(1 + 20 * at, 21 + 20 * at), (str(at), 0), featured=at != 1)
+
+    def computed(own, load):
+        checkpoint = inspect(own.model)
+        runner, _ = load(settled(own, checkpoint), checkpoint)
+        try:
+            runner.tap((1, 2))
+            prompts = [run_of(at, 0, len(text)) for at, text in enumerate(texts)]
+            verifying = [run_of(at, len(text) - 1, 1, (5, 6, 7)) for at, text in enumerate(texts)]
+            for step in (prompts, verifying):
+                runner.step(step)
+            return [run.features for run in (*prompts, *verifying)]
+        finally:
+            if runner.ranks is not None:
+                runner.ranks.close()
+            runner.memory.close()
+
+    expected = await asyncio.to_thread(computed, settings_, load_model)
+    found = await asyncio.to_thread(computed, replace(settings_, **fields), load)
+    assert [None if one is None else len(one) for one in found] == [32, None, 32, 3, 4, None, 4, 4]
+    for one, other in zip(found, expected, strict=True):
+        if one is not None:
+            torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+
+
+async def test_a_head_guesses_the_same_beside_stages(config, kit, stored, split, monkeypatch):
+    fields, load = split
+    guess, told = HeadGuesser.guess, {}
+
+    def watched(self, asks):
+        texts = [tuple(ask.tokens) for ask in asks]
+        found = guess(self, asks)
+        told.update((text, one.tokens) for text, one in zip(texts, found, strict=True))
+        return found
+
+    monkeypatch.setattr(HeadGuesser, "guess", watched)
+    requests = [kit.request(str(number), 30 + 90 * number, kit.greedy(24, logprobs=2)) for number in range(4)]
+    answers, guesses = [], []
+    for own, way in ((headed(config, stored), load_model), (headed(replace(config, **fields), stored), load)):
+        told.clear()
+        async with Engine.open(own, load=way) as engine:
+            answers.append(await kit.read_all(engine, requests))
+            assert engine.stats().drafts.verified[PROPOSERS.index(HEAD)] > 50
+        guesses.append(dict(told))
+    for one, other in zip(*answers, strict=True):
+        kit.assert_same(one, other)
+    assert guesses[0] == guesses[1]
+
+
+async def test_a_served_head_hears_of_all_stages(config, kit, stored, split):
+    fields, load = split
+    requests = kit.mixed()
+    async with Engine.open(config) as engine:
+        plain = await kit.read_all(engine, requests)
+    async with guessing(replace(config, **fields), stored, "service", load) as (engine, proposer):
+        for one, other in zip(plain, await kit.read_all(engine, requests), strict=True):
+            kit.assert_same(one, other)
+        assert engine.stats().drafts.verified[proposer] > 50
 
 
 async def test_rejected_guesses_reach_no_sink(config, kit, stored):

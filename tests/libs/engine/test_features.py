@@ -44,29 +44,35 @@ def naive(tokens: list[int]) -> torch.Tensor:
     return found[0]
 
 
-def features_of(model: Runner, tokens: list[int], step: int, page: int = 1) -> torch.Tensor:
-    rows = []
+def features_of(model: Runner, tokens: list[int], step: int) -> tuple[torch.Tensor, list[int]]:
+    """[rows, layers * hidden] of the text in chunks of so many tokens, and the positions of the rows."""
+    rows, places = list[torch.Tensor](), list[int]()
     for start in range(0, len(tokens), step):
-        run = run_of(tokens, start, min(step, len(tokens) - start), page)
+        run = run_of(tokens, start, min(step, len(tokens) - start), 1)
         model.step([run])
-        assert run.features is not None
-        rows.append(run.features.float())
-    return torch.cat(rows)
+        begin, features = run.told(run.end)
+        rows.append(features.float())
+        places += range(begin, run.end)
+    return torch.cat(rows), places
 
 
 @pytest.mark.parametrize("kernels", [True, False])
 def test_they_are_the_states_behind_the_layers(kernels):
+    """Of the last tokens of each step, as a head looks at no more."""
     tokens = text(100)
-    torch.testing.assert_close(features_of(runner(kernels=kernels), tokens, 33), naive(tokens), atol=2e-3, rtol=1e-3)
+    found, places = features_of(runner(kernels=kernels), tokens, 40)
+    assert places == [*range(8, 40), *range(48, 80), *range(80, 100)]
+    torch.testing.assert_close(found, naive(tokens)[places], atol=2e-3, rtol=1e-3)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 def test_a_prompt_may_be_cut_anywhere(dtype):
     """Bit by bit, with the kernels."""
     model, tokens = runner(dtype), text(100)
-    found = features_of(model, tokens, 100)
-    for step in (1, 7, 16, 64):
-        assert torch.equal(features_of(model, tokens, step), found)
+    all_of, _ = features_of(model, tokens, 32)
+    for step in (1, 7, 16, 64, 100):
+        found, places = features_of(model, tokens, step)
+        assert torch.equal(found, all_of[places])
 
 
 @pytest.mark.parametrize("kernels", [True, False])
@@ -86,7 +92,7 @@ def test_they_do_not_depend_on_the_batch(kernels):
             else:
                 found[at].append(run.features)
     for at in (0, 2):
-        wanted = features_of(alone, texts[at], 5)
+        wanted, _ = features_of(alone, texts[at], 5)
         if kernels:
             assert torch.equal(torch.cat(found[at]), wanted)
         else:
@@ -102,6 +108,8 @@ def test_drafts_have_them_too(kernels):
     model.step([run])
     assert run.features is not None and len(run.features) == 10
     torch.testing.assert_close(run.features, naive(tokens)[30:], atol=2e-3, rtol=1e-3)
+    begin, features = run.told(34)
+    assert begin == 30 and torch.equal(features, run.features[:4]), "the others were wrong"
 
 
 @pytest.mark.parametrize("sampling", [None, SamplingParams(max_tokens=1, temperature=0.8, seed=3)])

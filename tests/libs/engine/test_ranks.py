@@ -113,7 +113,7 @@ async def test_split_engine_says_the_same(tmp_path, kit, name, ranks, groups, st
         sparse = split.checkpoint.config.experts is not None
         if groups > 1:
             assert 1 <= split.expert_imbalance < groups
-        elif stages == 1:
+        else:
             assert split.expert_imbalance == float(sparse)
     assert len(cold.blocks) == len(alone.blocks) > 9
     async with Engine.open(config) as whole:
@@ -185,9 +185,6 @@ async def test_split_that_does_not_fit_is_refused(tmp_path):
             pass
     with pytest.raises(ConfigError, match=r"pp .*must be at most the 3 layers"):
         async with Engine.open(config_of(directory, pp=4)):
-            pass
-    with pytest.raises(ConfigError, match=r"draft_head .*needs pp 1"):
-        async with Engine.open(config_of(directory, pp=2, draft_head=str(directory))):
             pass
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
-from tests.libs.engine.rank_threads import in_threads
+from tests.libs.engine.rank_threads import in_threads, on_hosts
 
 from penstock.checkpoint import inspect
 from penstock.engine.config import EngineConfig
@@ -96,15 +96,14 @@ def test_copies_are_chosen_by_what_was_counted_and_stay_while_they_are_good(tmp_
     later = expert_copies(found, config)
     assert later == (((3,), ()), ((), (0,)))
     assert expert_copies(found, replace(config, redundant_experts=0)) is None
-    note_rows(found, [[5] * 4])
-    assert expert_copies(found, config) == later, "rows of one stage say nothing of the others"
+    note_rows(found, ())
+    assert expert_copies(found, config) == later
 
 
 @pytest.mark.parametrize(
     ("fields", "right"),
     [
         ({"redundant_experts": 1, "ep": 1}, "needs ep of 2 or more"),
-        ({"redundant_experts": 1, "pp": 2}, "and pp 1"),
         ({"redundant_experts": -1}, "must be 0 or more"),
         ({"redundant_experts": 3}, "at most 2"),
     ],
@@ -117,24 +116,40 @@ async def test_what_is_not_possible_is_refused(tmp_path, fields, right):
 
 
 @pytest.mark.parametrize(
-    ("model", "ranks", "kernels"),
+    ("model", "ranks", "stages", "kernels", "away"),
     [
-        (MIXTRAL, 2, True),
-        (MIXTRAL, 2, False),
-        (MIXTRAL, 4, True),
-        (TINY_DEEPSEEK, 2, True),
-        (DEEPSEEK_IN_VECTORS, 2, True),
-        (TINY_LLAMA_4, 2, True),
+        (MIXTRAL, 2, 1, True, False),
+        (MIXTRAL, 2, 1, False, False),
+        (MIXTRAL, 4, 1, True, False),
+        (TINY_DEEPSEEK, 2, 1, True, False),
+        (DEEPSEEK_IN_VECTORS, 2, 1, True, False),
+        (TINY_LLAMA_4, 2, 1, True, False),
+        (MIXTRAL, 2, 2, True, False),
+        (MIXTRAL, 2, 2, True, True),
+        (DEEPSEEK_IN_VECTORS, 2, 3, True, False),
+        (TINY_DEEPSEEK, 2, 2, False, True),
     ],
-    ids=["mixtral", "mixtral, torch", "mixtral, 4 ranks", "deepseek", "deepseek in vectors", "llama 4"],
+    ids=[
+        "mixtral",
+        "mixtral, torch",
+        "mixtral, 4 ranks",
+        "deepseek",
+        "deepseek in vectors",
+        "llama 4",
+        "mixtral, 2 stages",
+        "mixtral, 2 hosts",
+        "deepseek in vectors, 3 stages",
+        "deepseek, 2 hosts, torch",
+    ],
 )
-async def test_a_split_model_says_the_same_with_copies(tmp_path, kit, model, ranks, kernels):
-    found, config = config_of(model, tmp_path, tp=ranks, kernels=kernels)
+async def test_a_split_model_says_the_same_with_copies(tmp_path, kit, model, ranks, stages, kernels, away):
+    found, config = config_of(model, tmp_path, tp=ranks, pp=stages, kernels=kernels)
     rule = found.config.experts
     note_rows(found, [[100 * sparse] + [1] * (rule.count - 1) for sparse in rule.layers])
-    async with Engine.open(replace(config, tp=1, ep=1, redundant_experts=0)) as whole:
+    async with Engine.open(replace(config, tp=1, pp=1, ep=1, redundant_experts=0)) as whole:
         expected = await kit.read_all(whole, kit.mixed())
-    async with Engine.open(config, load=in_threads) as split:
+    load = on_hosts(write_checkpoint(tmp_path / "there", model)) if away else in_threads
+    async with Engine.open(config, load=load) as split:
         copies = split._runner.ranks.checkpoint.part.rank.copies
         assert all(own == ((), (0,)) for own, sparse in zip(copies, rule.layers, strict=True) if sparse)
         for one, wanted in zip(await kit.read_all(split, kit.mixed()), expected, strict=True):
@@ -145,6 +160,22 @@ async def test_a_split_model_says_the_same_with_copies(tmp_path, kit, model, ran
         [half // 2 + rows for half, rows in zip([100 * sparse] + [1] * (rule.count - 1), own, strict=True)]
         for sparse, own in zip(rule.layers, counted, strict=True)
     ]
+
+
+@pytest.mark.parametrize("model", [MIXTRAL, TINY_DEEPSEEK], ids=["mixtral", "deepseek"])
+@pytest.mark.parametrize(("stages", "away"), [(2, False), (2, True)], ids=["2 stages", "2 hosts"])
+async def test_all_stages_are_counted(tmp_path, kit, model, stages, away):
+    """Row by row: each token is computed once, and stages count what one does."""
+    _, config = config_of(model, tmp_path, redundant_experts=0, draft_tokens=0)
+    requests = [kit.request(f"{number}", 30 + 40 * number, kit.greedy(12)) for number in range(3)]
+    counts = []
+    load = on_hosts(write_checkpoint(tmp_path / "there", model)) if away else in_threads
+    for own, way in ((config, in_threads), (replace(config, pp=stages), load)):
+        async with Engine.open(own, load=way) as split:
+            await kit.read_all(split, requests)
+            counts.append((split._runner.expert_rows, split.expert_imbalance))
+    assert counts[0] == counts[1]
+    assert any(counts[0][0][-1]) and counts[0][1] > 1
 
 
 async def test_a_row_says_the_same_whatever_is_beside_it(tmp_path, kit):

@@ -15,7 +15,7 @@ from penstock.engine.errors import RankLost
 from penstock.engine.forward import balance
 from penstock.engine.forward.balance import divided
 from penstock.engine.ranks.messages import PlainRows
-from penstock.engine.ranks.stages import PassingRoom, pieces_of, pipes_between
+from penstock.engine.ranks.stages import PassingRoom, pieces_of, pipes_between, taps_of
 from penstock.testing.checkpoints import TinyModel, write_checkpoint
 
 SECONDS = st.floats(0.001, 1)
@@ -44,15 +44,25 @@ def test_the_last_matrix_counts():
     assert divided([1.0] * 8, 2, 0.0, 0.0) == [range(4), range(4, 8)]
 
 
-RUNS = st.lists(st.tuples(st.integers(1, 300), st.sampled_from([0, 1, 1, 5])), min_size=1, max_size=12)
+RUNS = st.lists(
+    st.tuples(st.integers(1, 300), st.sampled_from([0, 1, 1, 5]), st.sampled_from([0, 32, 40])), min_size=1, max_size=12
+)
 
 
 @given(RUNS, st.integers(2, 4))
 def test_pieces_are_the_step(runs, stages):
-    """In its order, each token once, its samples at the end; those that verify drafts stay together."""
+    """In its order, each token once, its samples and features at the end; those that verify drafts stay together."""
     order = [
-        PlainRows(range(1000 * number, 1000 * number + tokens), 7, min(samples, tokens), ("x", number), [1], None)
-        for number, (tokens, samples) in enumerate(runs)
+        PlainRows(
+            range(1000 * number, 1000 * number + tokens),
+            7,
+            min(samples, tokens),
+            ("x", number),
+            [1],
+            None,
+            featured_tokens=min(featured, tokens),
+        )
+        for number, (tokens, samples, featured) in enumerate(runs)
     ]
     pieces = pieces_of(order, stages)
     assert all(pieces) and len(pieces) <= 2 * stages
@@ -62,6 +72,8 @@ def test_pieces_are_the_step(runs, stages):
         own = [part for part in parts if part.table == run.table]
         assert [part.samples for part in own] == [0] * (len(own) - 1) + [run.samples]
         assert [part.start for part in own] == [7 + part.ids[0] - run.ids[0] for part in own]
+        last = [token for part in own for token in part.ids[part.tokens - part.featured_tokens :]]
+        assert last == [*run.ids[run.tokens - run.featured_tokens :]]
         assert run.samples <= 1 or len(own) == 1
     rows = [sum(part.tokens for part in piece) for piece in pieces]
     if all(run.samples <= 1 < run.tokens for run in order) and sum(rows) >= 256:
@@ -76,12 +88,21 @@ def test_decode_rows_come_together():
 
 
 def test_what_is_passed_on_has_room():
-    room = PassingRoom(3, 40, 16, 100)
+    room = PassingRoom(3, 40, 16, 100, layers=5, experts=7, taps=2)
     content = memoryview(bytearray(room.layout.stride))
-    states, logits = room.views(content)
+    states, logits, features, counted = room.views(content)
     assert (states.shape, logits.shape) == ((2, 3, 40, 16), (3, 40, 100))
-    states[1, 2, 39], logits[2, 39] = 1.0, 2.0
-    assert (states.sum(), logits.sum()) == (16.0, 200.0)
+    assert (features.shape, counted.shape) == ((3, 40, 2, 16), (5, 7))
+    states[1, 2, 39], logits[2, 39], features[2, 39, 1], counted[4, 6] = 1.0, 2.0, 3.0, 4
+    assert (states.sum(), logits.sum(), features.sum(), counted.sum()) == (16.0, 200.0, 48.0, 4)
+
+
+@given(st.sets(st.integers(1, 8)), st.integers(1, 8), st.integers(1, 8))
+def test_each_tap_is_that_of_one_stage(taps, one, other):
+    """That which computes the layer before it, whose number is one less."""
+    growing, ends = sorted(taps), sorted({0, one, other, 9})
+    for own in itertools.starmap(range, itertools.pairwise(ends)):
+        assert growing[taps_of(growing, own)] == [tap for tap in growing if tap - 1 in own]
 
 
 def test_nobody_waits_for_a_stage_that_has_ended():

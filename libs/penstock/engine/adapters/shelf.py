@@ -195,7 +195,7 @@ class AdapterShelf:
         return held
 
     def _fits(self, found: AdapterCheckpoint) -> bool:
-        size = sum(part.down.nbytes + part.up.nbytes for part in found.parts)
+        size = sum(part.nbytes for part in found.parts)
         return len(self._held) < self._most and self.nbytes + size <= self._most_bytes
 
     def _tidy(self, fingerprint: str) -> None:

@@ -13,6 +13,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -133,13 +135,15 @@ class _Probe:
         self.vocab_size = model.vocab_size
         self.stages, self.alone, self.leads = 1, True, False
         self.shared: SharedGroup | None = None
+        self.counted: npt.NDArray[np.int64] | None = None
+        self.taps: tuple[int, ...] = ()
         pages = -(-(_CONTEXT + 1) // config.block_size)
         self.memory = PageMemory(model, _ROWS * pages, config.block_size, CACHE[config.kv], torch.device("cpu"))
         self.window = PageWindow(self.memory, range(model.kv.heads))
         self._states: Tensor | None = None
         own = Rank(0, 1, layers=range(number, number + 1))
         part = part_of(checkpoint, own, "")
-        self._runner = Runner(part, replace(config, tp=1, ep=1, pp=1, packed_bytes=0), self)
+        self._runner = Runner(part, replace(config, tp=1, ep=1, pp=1, redundant_experts=0, packed_bytes=0), self)
         at = min(_CONTEXT, config.context(model.max_positions) - 1)
         self._runs = [
             PlainRows([row], at, 1, ("", row), range(1 + row * pages, 1 + (row + 1) * pages), None)

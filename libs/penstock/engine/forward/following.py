@@ -11,7 +11,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import msgspec
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.checkpoint import (
@@ -30,12 +32,13 @@ from penstock.engine.forward.runner import CACHE, Runner
 from penstock.engine.kernels.cpu.meeting import SharedGroup
 from penstock.engine.pictures.shown import ShownRows
 from penstock.engine.ranks.group import RankGroup, TorchGroup, shared_layout, shared_room
-from penstock.engine.ranks.messages import Setup, StepListener, ToldAdapter, receive, send
+from penstock.engine.ranks.messages import PassedAt, Setup, StepListener, ToldAdapter, receive, send
 from penstock.engine.ranks.parent import with_parent
 from penstock.engine.ranks.place import RankStep
-from penstock.engine.ranks.stages import PassingRoom, Pipes
+from penstock.engine.ranks.stages import PassingRoom, Pipes, put_features, taps_of
 from penstock.engine.ranks.window import PageWindow
 from penstock.engine.step.batch import Rows
+from penstock.engine.step.features import Features
 from penstock.engine.step.memory import PageMemory
 from penstock.kv.bytes.arena import Layout
 
@@ -49,8 +52,8 @@ class Following:
         """Raises CheckpointError, MapError."""
         config = setup.engine
         self._pipes = pipes
-        self.at = (0, 0, 0)
-        """Of the step, see ToldStep."""
+        self.at = PassedAt()
+        """Of the step."""
         self.shown: ShownRows | None = None
         """Of the step, in the first stage."""
         self.stages, self.alone = len(setup.stages), setup.ranks == 1
@@ -79,10 +82,14 @@ class Following:
             self._maps.append(setup.sums.mapped(shared_layout(setup.ranks, room)))
             self.shared = SharedGroup(self._maps[1].slots(), setup.rank, self._columns, room)
         self._group: RankGroup | None = self.shared
+        self.counted: NDArray[np.int64] | None = None
+        self.taps = setup.taps if setup.rank == 0 else ()
         if setup.passing is not None:
-            between = PassingRoom.of(model, config)
+            between = PassingRoom.of(whole.config, config, setup.taps)
             self._maps.append(setup.passing.mapped(between.layout))
-            self._states, self._logits = between.views(self._maps[-1].slots())
+            self._states, self._logits, self._features, counted = between.views(self._maps[-1].slots())
+            if setup.rank == 0 and model.experts is not None:  # one of each stage counts for all
+                self.counted = counted
 
     def meet(self) -> None:
         """Returns when all ranks are there. Raises RankLost."""
@@ -105,7 +112,7 @@ class Following:
     def step(self, order: Sequence[Rows], compiled: bool, shown: ShownRows | None) -> Iterator[RankStep]:
         """Waits for the stage before; what this one makes of the rows goes to the next, logits to rank 0. Rank 0 has
         said what is shown."""
-        stage, (place, row, sample) = self.setup.stage, self.at
+        stage, (place, row, sample, _) = self.setup.stage, self.at
         states = None
         if stage:
             self._pipes.wait()
@@ -124,6 +131,11 @@ class Following:
             return own
 
         yield RankStep(states, give, self.shown)
+
+    def give_features(self, features: Features) -> None:
+        """To rank 0, which knows of them when the step is answered."""
+        own = taps_of(self.taps, range(*self.setup.stages[self.setup.stage]))
+        put_features(self._features, self.at, own, features)
 
 
 def follow(lead: socket.socket) -> None:
@@ -146,8 +158,11 @@ def follow(lead: socket.socket) -> None:
                 continue
             place.at = told.at
             place.shown = _shown(told.shown, lead) if told.shown and not setup.stage else None
+            features = runner.features(told.runs)
             with torch.inference_mode():
-                runner.compute(told.runs, told.compiled)
+                runner.compute(told.runs, told.compiled, features)
+            if features is not None:
+                place.give_features(features)
             send(lead, b"")
     except (EOFError, ConnectionError):
         return

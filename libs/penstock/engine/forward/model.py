@@ -18,6 +18,7 @@ from penstock.engine.models.packed import PackedWeights
 from penstock.engine.ranks.followers import Launch
 from penstock.engine.ranks.lead import Lead
 from penstock.engine.sampling.choice import Chosen
+from penstock.engine.speculation.head.opening import head_layers
 from penstock.engine.step.memory import PageMemory
 from penstock.engine.step.run import Run
 from penstock.kv.spec import KvSpec
@@ -137,6 +138,7 @@ def _in_ranks(checkpoint: Checkpoint, config: EngineConfig, launch: Launch | Non
         remembered_fingerprint(checkpoint),
         stages=stages,
         copies=expert_copies(checkpoint, config),
+        taps=head_layers(config, checkpoint),
         launch=launch,
         away=away,
     )

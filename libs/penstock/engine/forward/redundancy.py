@@ -73,8 +73,8 @@ def expert_copies(checkpoint: Checkpoint, config: EngineConfig) -> ExpertCopies 
 
 def note_rows(checkpoint: Checkpoint, rows: Loads) -> None:
     """Adds what an engine has counted to what is known of its model; earlier rows count half."""
-    if len(rows) != checkpoint.config.n_layers or not any(map(any, rows)):
-        return  # those of one stage, or none
+    if not any(map(any, rows)):
+        return
     with suppress(OSError):
         note = _note(checkpoint)
         with locked(note.parent):

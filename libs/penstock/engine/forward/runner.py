@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -40,6 +42,7 @@ from penstock.engine.pictures.shown import ShownRows, ShownTiles
 from penstock.engine.pictures.tower import tower_of
 from penstock.engine.ranks.lead import ComputesPieces, Passed
 from penstock.engine.ranks.place import RankStep
+from penstock.engine.ranks.stages import taps_of
 from penstock.engine.sampling.choice import Choice, Chosen
 from penstock.engine.sampling.sampler import Sampler
 from penstock.engine.step.batch import BatchBuilder, Rows, arrange
@@ -92,6 +95,13 @@ class RankPlace(Protocol):
     """This process has all of each of its layers."""
     leads: bool
     """This is rank 0, which alone computes what takes the place of tokens' embeddings."""
+    counted: npt.NDArray[np.int64] | None
+    """[layers of the model, experts]: where this process and those of other stages count rows of experts; None: it
+    counts for itself."""
+
+    taps: tuple[int, ...]
+    """Where there are several stages, after how many layers this process and others keep states of rows; empty: it
+    keeps none."""
 
     @property
     def window(self) -> HeadWindow:
@@ -125,8 +135,8 @@ class FirstStage(RankPlace, Protocol):
         """Has a step computed by all stages, and returns when this one has."""
         ...
 
-    def logits(self, passed: Passed) -> Tensor:
-        """Of a step, when the last stage has computed it."""
+    def logits(self, passed: Passed, features: Features | None) -> Tensor:
+        """Of a step, when the last stage has computed it; fills `features`."""
         ...
 
 
@@ -239,7 +249,6 @@ class Runner:
         """`compute` is the type of activations."""
         model, pictures = checkpoint.config, checkpoint.pictures
         self._adapter_dtype = _WEIGHTS[config.dtype]
-        self._expert_rows = weights.expert_rows
         rank = None if checkpoint.part is None else checkpoint.part.rank
         self._groups, self._copies = (1, None) if rank is None else (rank.expert_groups, rank.copies)
         place = self.memory.data.device
@@ -251,8 +260,13 @@ class Runner:
         self.sampler = Sampler(self._vocab_size, place, draws)
         among = self.ranks
         self._kv: KvMemory = self.memory
+        self._expert_rows = weights.expert_rows
         if among is not None:
             self._kv, self.decoder.add = among.window, among.add
+            if among.counted is not None:
+                own = checkpoint.layers
+                weights.count_in(among.counted[own.start : own.stop])
+                self._expert_rows = among.counted
         self._builder = BatchBuilder(self._kv, place, model.windows, compute, chunked=model.chunked)
 
     def load_adapter(self, found: AdapterCheckpoint) -> AdapterWeights:
@@ -291,6 +305,7 @@ class Runner:
         ValueError when the model has no such layers, or these are its last."""
         if list(layers) != sorted(set(layers)) or not all(0 < count < self.layers for count in layers):
             raise ValueError(f"layers {list(layers)}: need growing numbers from 1 to {self.layers - 1}")
+        assert self._first is None or self._first.taps == tuple(layers), "the other stages keep those"
         self._taps = tuple(layers)
 
     @torch.inference_mode()
@@ -319,12 +334,12 @@ class Runner:
     def finish(self, begun: BegunStep) -> Sequence[list[Chosen] | EngineError]:
         """As `step`, of one that has begun."""
         runs, order, masks = begun.runs, begun.order, begun.masks
-        features = self._features(order)
+        features = self._room(self._taps, order)
         if self._compiled is not None and self.ranks is None and begun.takes and all(run.choice.plain for run in runs):
             legality = None if masks is None else masks.legality(order)
             sampled = [Chosen(token) for token in self._compiled.best(order, legality, features)]
         else:
-            logits = self.logits(order, features) if begun.passed is None else self._passed(begun.passed)
+            logits = self.logits(order, features) if begun.passed is None else self._passed(begun.passed, features)
             rows = [choice for run in order for choice in (_choices(run) if masks is None else masks.choices(run))]
             self.memory.computed(wait=not rows)  # a step is over when it is computed, with or without samples
             sampled = self.sampler.sample(logits, rows) if rows else []
@@ -339,16 +354,16 @@ class Runner:
             first += run.samples
         return [answers[id(run)] for run in runs]
 
-    def _passed(self, passed: Passed) -> Tensor:
+    def _passed(self, passed: Passed, features: Features | None) -> Tensor:
         """The logits of a step that is on its way through the stages."""
         assert self._first is not None
-        return self._first.logits(passed)
+        return self._first.logits(passed, features)
 
     def logits(self, order: Sequence[Run], features: Features | None = None) -> Tensor:
         """float32 [samples, vocab]; leaves the runs' keys and values in the memory, and fills `features`. The kernels
         take runs in any order, torch in that of `arrange`."""
         if self._first is not None:
-            return self._first.logits(self._first.launch(order, self))
+            return self._first.logits(self._first.launch(order, self), features)
         compiled = self._compiled is not None and self.takes(order)
         if self._device is not None and not self._shows(order):
             return self._device.logits(order, features)
@@ -385,13 +400,17 @@ class Runner:
         """What stands in the place of their tokens' embeddings, as far as this process computes it."""
         return None if self.shown is None else self.shown.rows(order)
 
-    def _features(self, order: Sequence[Run]) -> Features | None:
-        """Room for what the runs ask for; None when none does."""
-        if not any(run.featured for run in order):
+    def features(self, order: Sequence[Rows]) -> Features | None:
+        """Room for what the layers of this stage say of rows that have features; None: they are not asked."""
+        taps = () if self.ranks is None else self.ranks.taps
+        return self._room(taps[taps_of(taps, self.decoder.layers)], order)
+
+    def _room(self, taps: tuple[int, ...], order: Sequence[Rows]) -> Features | None:
+        rows = featured_rows(order) if taps else []
+        if not rows:
             return None
-        rows = featured_rows(order)
-        width = len(self._taps) * self.decoder.config.hidden_size
-        return Features(self._taps, rows, torch.empty(len(rows), width, dtype=self._compute, device=self._place))
+        width = len(taps) * self.decoder.config.hidden_size
+        return Features(taps, rows, torch.empty(len(rows), width, dtype=self._compute, device=self._place))
 
     def takes(self, runs: Sequence[Rows]) -> bool:
         """Whether the kernels compute these rows in one call."""

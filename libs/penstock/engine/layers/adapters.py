@@ -49,7 +49,9 @@ class AdapterWeights:
     layers: tuple[dict[str, tuple[ThinProduct, ...]], ...]
     nbytes: int
     args: Any = field(default=None, repr=False)
-    """For the kernels of a CPU, see kernels/cpu/adapting.py; None where these do not compute the model."""
+    """For the kernels of a CPU, see kernels/cpu/adapting.py; None where these do not compute the model, or it."""
+    by_torch: bool = False
+    """Whether torch alone computes it, see AdapterCheckpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,27 @@ class AdaptedMatrix:
         return y
 
 
+class AdaptedExperts:
+    """What adapters add to the router and the experts of a layer, for the rows of each."""
+
+    def __init__(self, layer: int, adapters: Sequence[AdaptedRows], *, all_rows: int) -> None:
+        """`layer` is its number among those that adapters have; `all_rows` is how many rows the step has."""
+        self._layer, self._adapters, self._all_rows = layer, adapters, all_rows
+
+    def add(self, name: str, x: Tensor, y: Tensor, total: int, rows: Tensor | None = None) -> None:
+        """See AddsToExperts."""
+        for own in self._adapters:
+            if not (parts := own.adapter.layers[self._layer].get(name, ())):
+                continue
+            places = own.rows if total == self._all_rows else own.sampled
+            if rows is not None:
+                places = torch.isin(rows, places).nonzero().flatten()
+            given = x.index_select(0, places)
+            for part in parts if len(places) else ():
+                there = y[:, part.first : part.first + part.columns]
+                there.index_add_(0, places, part.of(given, 0, part.columns))
+
+
 def adapted(layers: Sequence[LayerWeights], adapters: Sequence[AdaptedRows], all_rows: int) -> list[LayerWeights]:
     """The layers for one step of `all_rows` rows, with what its adapters add."""
     return [_layer(layer, number, adapters, all_rows) for number, layer in enumerate(layers)]
@@ -104,6 +127,11 @@ def _layer(layer: LayerWeights, number: int, adapters: Sequence[AdaptedRows], al
         thin = [(part, own) for own in adapters for part in own.adapter.layers[number].get(name, ())]
         return AdaptedMatrix(base, bias, thin, all_rows=all_rows) if thin else base
 
+    def experts(block: Routed) -> Routed:
+        own = [one for one in adapters if one.adapter.by_torch]
+        added = AdaptedExperts(number, own, all_rows=all_rows) if own else None
+        return replace(block, adapted=added, shared=None if block.shared is None else dense(block.shared))
+
     def dense(block: Dense) -> Dense:
         return replace(
             block,
@@ -112,10 +140,7 @@ def _layer(layer: LayerWeights, number: int, adapters: Sequence[AdaptedRows], al
         )
 
     mlp: Dense | Routed = layer.mlp
-    if isinstance(mlp, Dense):
-        mlp = dense(mlp)
-    elif mlp.shared is not None:
-        mlp = replace(mlp, shared=dense(mlp.shared))
+    mlp = dense(mlp) if isinstance(mlp, Dense) else experts(mlp)
     latent: LatentWeights | None = layer.latent
     if latent is not None and latent.query is not None:
         latent = replace(latent, query=matrix("query", latent.query, None))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,15 @@ class Dense:
     gate_up_bias: Tensor | None
     down: Matrix
     down_bias: Tensor | None
+
+
+class AddsToExperts(Protocol):
+    """What is added to products of a block with experts; an AdaptedExperts."""
+
+    def add(self, name: str, x: Tensor, y: Tensor, total: int, rows: Tensor | None = None) -> None:
+        """Adds to `y`, which a matrix has made of `x`: the router, or gate_up.N or down.N of expert N. The block
+        computes `total` rows, of which these are `rows`; None: all."""
+        ...
 
 
 @dataclass(slots=True)
@@ -45,13 +55,16 @@ class Routed:
     """Computed by `grouped`; the matrices are tensors then."""
     rows: npt.NDArray[np.int64] | None = None
     """[experts]: how many rows have chosen each so far; None: they are not counted."""
+    adapted: AddsToExperts | None = None
+    """What adapters add in one step; None: nothing."""
 
 
 def feed_forward(x: Tensor, block: Dense | Routed, activation: str, positions: Tensor | None = None) -> Tensor:
     """[N, hidden] -> [N, hidden]; `activation` is silu or gelu_tanh. `positions`, int64 [N], are those of the rows in
     their texts, which count where experts have copies."""
     if isinstance(block, Routed):
-        chosen = grouped(x, block, activation) if block.grouped else routed(x, block, activation, positions)
+        at_once = block.grouped and block.adapted is None
+        chosen = grouped(x, block, activation) if at_once else routed(x, block, activation, positions)
         return chosen if block.shared is None else chosen + feed_forward(x, block.shared, activation)
     inner = _gated(linear(x, block.gate_up, block.gate_up_bias), activation)
     return linear(inner, block.down, block.down_bias)
@@ -88,8 +101,13 @@ def routed(x: Tensor, block: Routed, activation: str, positions: Tensor | None =
         given = x.index_select(0, rows)
         if rule.weighs_inputs:
             given = given * weights.to(x.dtype)
-        inner = _gated(linear(given, block.gate_up[place]), activation)
+        both = linear(given, block.gate_up[place])
+        if block.adapted is not None:
+            block.adapted.add(f"gate_up.{expert}", given, both, len(x), rows)
+        inner = _gated(both, activation)
         said = linear(inner, block.down[place])
+        if block.adapted is not None:
+            block.adapted.add(f"down.{expert}", inner, said, len(x), rows)
         mixed.index_add_(0, rows, said.float() if rule.weighs_inputs else said * weights)
     return mixed.to(x.dtype)
 
@@ -124,13 +142,18 @@ def choose(x: Tensor, block: Routed) -> tuple[Tensor, Tensor]:
     rule is that of its report (2024), section 2.1.2, with the groups of DeepSeek-V2.
     """
     rule = block.rule
+    exact = block.correction is not None
+    given = x.float() if exact else x
+    scores = torch.mm(given, block.router.float() if exact else block.router)
+    if block.adapted is not None:
+        block.adapted.add("router", given, scores, len(x))
     if not rule.sigmoid:
-        shares, chosen = torch.mm(x, block.router).softmax(-1, dtype=torch.float32).topk(rule.per_token)
+        shares, chosen = scores.softmax(-1, dtype=torch.float32).topk(rule.per_token)
         return (shares / shares.sum(-1, keepdim=True) if rule.normalised else shares), chosen
     if block.correction is None:
-        best, chosen = torch.mm(x, block.router).topk(rule.per_token)
+        best, chosen = scores.topk(rule.per_token)
         return best.float().sigmoid() * rule.scaling, chosen
-    scores = torch.mm(x.float(), block.router.float()).sigmoid()
+    scores = scores.sigmoid()
     wanted = scores + block.correction
     if rule.groups > 1:
         grouped = wanted.view(len(x), rule.groups, -1)

@@ -63,3 +63,10 @@ class Weights:
     expert_rows: npt.NDArray[np.int64] | None = None
     """[layers, experts]: the `rows` of each layer, see Routed, none where it has no experts; None: there are none, or
     they are not counted."""
+
+    def count_in(self, room: npt.NDArray[np.int64]) -> None:
+        """From now on rows are counted in `room`, [layers, experts]."""
+        self.expert_rows = room
+        for layer, own in zip(self.layers, room, strict=True):
+            if isinstance(layer.mlp, Routed):
+                layer.mlp.rows = own

@@ -124,14 +124,11 @@ def load_weights(
         embedding = Embedding(files.one(EMBEDDING) if table is None else table, dtype, config.embedding_scale)
         head = kept(head_stack(checkpoint))[0] if checkpoint.ends else None
         layers = [_layer(files, checkpoint, number, kept, compute or dtype) for number in checkpoint.layers]
-        rows = None
-        if config.experts is not None and device.type == "cpu":
-            rows = np.zeros((len(layers), config.experts.count), np.int64)
-            for layer, own in zip(layers, rows, strict=True):
-                if isinstance(layer.mlp, Routed):
-                    layer.mlp.rows = own
         norm = files.norm("model.norm.weight")
-        return Weights(embedding, layers, norm, head, checkpoint.layers.start, rows)
+        weights = Weights(embedding, layers, norm, head, checkpoint.layers.start)
+        if config.experts is not None and device.type == "cpu":
+            weights.count_in(np.zeros((len(layers), config.experts.count), np.int64))
+        return weights
 
 
 def stack_of(checkpoint: Checkpoint, name: str, prefix: str, *names: str) -> Stack:

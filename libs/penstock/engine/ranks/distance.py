@@ -82,6 +82,10 @@ class Answered(msgspec.Struct, array_like=True, tag="answered"):
     """Why it could not; empty: it did."""
     logits: bytes = b""
     """Of a step, from the last stage: float32 [samples, vocab]."""
+    counted: bytes = b""
+    """uint32 [layers of the stage, experts]: rows that have chosen each since the answer before."""
+    features: bytes = b""
+    """Of a step: float32 [rows that have some, taps of the stage, hidden]."""
 
 
 class Leaving(msgspec.Struct, array_like=True, tag="leaving"):
@@ -110,6 +114,8 @@ class PiecePlace(NamedTuple):
     rows: int
     sample: int
     samples: int
+    feature: int
+    features: int
     pages: NDArray[np.intp]
     """Of each token."""
     offsets: NDArray[np.intp]
@@ -123,10 +129,15 @@ class PiecePlace(NamedTuple):
             positions = np.arange(run.start, run.start + len(run.ids))
             pages.append(np.asarray(table, np.intp)[positions // block_size])
             offsets.append(positions % block_size)
-        place, row, sample = told.at
+        place, row, sample, feature = told.at
         samples = sum(run.samples for run in told.runs)
+        features = sum(run.featured_tokens for run in told.runs)
         at = np.concatenate(pages)
-        return cls(place, row, len(at), sample, samples, at, np.concatenate(offsets))
+        return cls(place, row, len(at), sample, samples, feature, features, at, np.concatenate(offsets))
+
+    def in_features(self, taps: slice) -> tuple[int, slice, slice]:
+        """Where those of a stage with these taps are, see PassedOn."""
+        return self.place, slice(self.feature, self.feature + self.features), taps
 
 
 class LayerPages:

@@ -14,6 +14,7 @@ from queue import SimpleQueue
 from threading import Thread
 
 import msgspec
+import numpy as np
 
 from penstock.checkpoint import Checkpoint, CheckpointError, inspect
 from penstock.checkpoint.split import share
@@ -38,7 +39,7 @@ from penstock.engine.ranks.distance import (
 from penstock.engine.ranks.followers import Launch, RankFollower, RankProcess
 from penstock.engine.ranks.group import shared_layout, shared_room
 from penstock.engine.ranks.messages import Setup, SharedMemory, TableListener, ToldAdapter
-from penstock.engine.ranks.stages import PassingRoom, Pipes
+from penstock.engine.ranks.stages import PassingRoom, Pipes, taps_of
 from penstock.kv.bytes.arena import Arena, Layout
 from penstock.runtime.cores import available_cores
 
@@ -88,9 +89,13 @@ class _HostedStage:
         self._setup, self._lead, self._stack = setup, lead, stack
         pages = self._arena(LayerPages.layout(model, config))
         self._pages = LayerPages(pages.slots(), model, config, range(*setup.stages[setup.stage]))
-        room = PassingRoom.of(model, config)
+        room = PassingRoom.of(model, config, setup.taps)
         passing = self._arena(room.layout)
-        states, logits = room.views(passing.slots())
+        states, logits, features, counted = room.views(passing.slots())
+        self._features, self._taps = features.numpy(), taps_of(setup.taps, range(*setup.stages[setup.stage]))
+        self._counted = counted[slice(*setup.stages[setup.stage])]
+        self._known_counts = np.zeros_like(self._counted)
+        """Those that the worker knows."""
         self._before = states[setup.stage - 1].numpy()
         self._behind = states[setup.stage].numpy() if setup.tells else None
         self._logits = logits.numpy()
@@ -238,10 +243,17 @@ class _HostedStage:
         reason = next(filter(None, reasons), "")
         if not self._told:
             raise RankLost(reason or "a process that computes a part of the model says what nobody asked")
-        piece, logits = self._told.popleft(), b""
+        piece, answered = self._told.popleft(), Answered(reason)
         if piece is not None and not reason:
             for vectors in self._pages.vectors(piece):
                 self._lead.send(ENCODER.encode(VectorsKept(vectors)))
             if self._behind is None:
-                logits = self._logits[piece.place, piece.sample : piece.sample + piece.samples].tobytes()
-        self._lead.send(ENCODER.encode(Answered(reason, logits)))
+                answered.logits = self._logits[piece.place, piece.sample : piece.sample + piece.samples].tobytes()
+            answered.counted = self._new_counts()
+            answered.features = self._features[piece.in_features(self._taps)].tobytes()
+        self._lead.send(ENCODER.encode(answered))
+
+    def _new_counts(self) -> bytes:
+        """Rows that have chosen each expert since the last call."""
+        before, self._known_counts = self._known_counts, self._counted.copy()
+        return (self._known_counts - before).astype(np.uint32).tobytes()

@@ -13,6 +13,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.checkpoint import (
@@ -33,12 +35,13 @@ from penstock.engine.kernels.cpu.meeting import SharedGroup
 from penstock.engine.pictures.shown import ShownRows
 from penstock.engine.ranks.followers import STEP_S, Launch, RankFollower, RankProcess
 from penstock.engine.ranks.group import RankGroup, TorchGroup, shared_layout, shared_room
-from penstock.engine.ranks.messages import Setup, SharedMemory, StepTeller, settings_of
+from penstock.engine.ranks.messages import PassedAt, Setup, SharedMemory, StepTeller, settings_of
 from penstock.engine.ranks.place import RankStep
-from penstock.engine.ranks.stages import PassingRoom, pieces_of, pipes_between
+from penstock.engine.ranks.stages import PassingRoom, pieces_of, pipes_between, put_features, taps_of
 from penstock.engine.ranks.window import PageWindow
 from penstock.engine.step.batch import Rows
 from penstock.engine.step.changes import PageChanges
+from penstock.engine.step.features import Features
 from penstock.engine.step.memory import PageMemory
 from penstock.kv.bytes.arena import Arena, Layout
 
@@ -54,8 +57,14 @@ class ComputesPieces(Protocol):
         """What stands in the place of their tokens' embeddings."""
         ...
 
-    def compute_piece(self, order: Sequence[Rows], compiled: bool, shown: ShownRows | None) -> Tensor:
-        """By the kernels in one call, or by torch: [rows, hidden]."""
+    def features(self, order: Sequence[Rows]) -> Features | None:
+        """Room for what the layers of this stage say of rows that have features; None: they are not asked."""
+        ...
+
+    def compute_piece(
+        self, order: Sequence[Rows], compiled: bool, shown: ShownRows | None, features: Features | None
+    ) -> Tensor:
+        """By the kernels in one call, or by torch: [rows, hidden]; fills `features`."""
         ...
 
 
@@ -72,6 +81,7 @@ class Passed:
 
     place: int
     samples: int = 0
+    features: int = 0
     told: list[_Told] = field(default_factory=list)
 
 
@@ -90,16 +100,18 @@ class Lead:
         *,
         stages: Sequence[range],
         copies: ExpertCopies | None = None,
+        taps: tuple[int, ...] = (),
         launch: Launch | None = None,
         away: Sequence[Launch] = (),
     ) -> None:
         """Starts the processes, which load their parts meanwhile. `memory` is shared; `stages` are the layers of
-        each; `copies` are those of experts. `away` start what speaks for the stages but the first, where these are on
-        other hosts; none: all are here."""
+        each; `copies` are those of experts; for `taps` see Setup. `away` start what speaks for the stages but the
+        first, where these are on other hosts; none: all are here."""
         assert memory.arena is not None and len(away) in (0, len(stages) - 1)
         whole, ranks = checkpoint.config, config.tp
         self.vocab_size = whole.vocab_size
         self.stages, self.alone = len(stages), ranks == 1
+        self.taps, self._own_taps = taps, taps_of(taps, stages[0])
         self.memory = memory
         self.window = PageWindow(memory, heads_of_rank(whole.kv.heads, ranks, 0))
         self._rank = Rank(0, ranks, config.ep, stages[0] if len(stages) > 1 else None, copies)
@@ -126,11 +138,14 @@ class Lead:
         self._directory: Path | None = None
         """Where ranks find each other that add by torch.distributed."""
         self._passing: SharedMemory | None = None
+        self.counted: NDArray[np.int64] | None = None
+        """See PassedOn; None: there is one stage, or there are no experts."""
         if self.stages > 1:
-            room = PassingRoom.of(whole, config)
+            room = PassingRoom.of(whole, config, taps)
             arena = self._arena(room.layout)
             self._passing = SharedMemory.of(arena)
-            self._states, self._logits = room.views(arena.slots())
+            self._states, self._logits, self._features, counted = room.views(arena.slots())
+            self.counted = counted if whole.experts is not None else None
             self._places = [*range(room.places)]
             """Free ones."""
         memory.changes = PageChanges() if away else None
@@ -155,6 +170,7 @@ class Lead:
                     self._meeting(stage),
                     copies,
                     tells,
+                    taps,
                 )
                 starts = away[stage - 1] if away and stage else launch or RankProcess
                 self._followers.append(RankFollower(setup, pipes[stage][rank], starts))
@@ -241,21 +257,28 @@ class Lead:
         with self._together():
             passed = Passed(self._places.pop())
             for piece, compiled, shown in pieces:
-                at = (passed.place, row, passed.samples)
+                at = PassedAt(passed.place, row, passed.samples, passed.features)
                 message = partial(self._teller.tell, piece, compiled, at=at, shown=shown, changes=changes)
                 passed.told.append(self._tell(message, shown))
-                states = first.compute_piece(piece, compiled, shown)
+                features = first.features(piece)
+                states = first.compute_piece(piece, compiled, shown, features)
+                if features is not None:
+                    put_features(self._features, at, self._own_taps, features)
                 self._states[0, passed.place, row : row + len(states)] = states
                 self._pipes.tell()
                 row += len(states)
                 passed.samples += sum(run.samples for run in piece)
+                passed.features += sum(run.featured_tokens for run in piece)
         return passed
 
-    def logits(self, passed: Passed) -> Tensor:
-        """What the last stage has made of a step, when it has; valid until another is launched. Raises as `step`."""
+    def logits(self, passed: Passed, features: Features | None) -> Tensor:
+        """What the last stage has made of a step, when it has; valid until another is launched. Fills `features`.
+        Raises as `step`."""
         with self._together():
             for told in passed.told:
                 self._done(told)
+        if features is not None:
+            features.values.copy_(self._features[passed.place, : passed.features].flatten(1))
         self._places.append(passed.place)
         return self._logits[passed.place, : passed.samples]
 

@@ -65,6 +65,8 @@ class Setup(msgspec.Struct, frozen=True):
     """See Rank."""
     tells: int = 0
     """Pipes to which it writes, one for each rank of the next stage."""
+    taps: tuple[int, ...] = ()
+    """Of several stages: after how many layers of the model states are kept, see Features."""
 
     @property
     def pipes(self) -> int:
@@ -96,6 +98,21 @@ class ToldRun(msgspec.Struct, array_like=True):
     """The fingerprint of a loaded one; empty: none."""
     stretches: list[Stretch]
     """Of its sequence, see Turning."""
+    featured_tokens: int
+    """How many of its last tokens have features."""
+
+
+class PassedAt(NamedTuple):
+    """Where several stages pass on a piece of a step, see PassedOn."""
+
+    place: int = 0
+    row: int = 0
+    """The first one of it there; likewise the others."""
+    sample: int = 0
+    feature: int = 0
+
+
+_ALONE = PassedAt()
 
 
 class ToldStep(msgspec.Struct, array_like=True, tag="step"):
@@ -106,8 +123,7 @@ class ToldStep(msgspec.Struct, array_like=True, tag="step"):
     """Whether the kernels compute it in one call."""
     forgotten: list[str]
     """Adapters that are needed no more, by their fingerprints."""
-    at: tuple[int, int, int]
-    """Of several stages: the place in which the step is passed on, and the first row and sample of it there."""
+    at: PassedAt
     shown: list[int]
     """Rows that have embeddings of pictures. To the ranks of the first stage these come in the next message."""
     written: list[int] = []
@@ -138,6 +154,7 @@ class PlainRows:
     pictures: PictureRows | None = None
     """Known to rank 0 alone."""
     turning: Turning | None = None
+    featured_tokens: int = 0
     tokens: int = field(init=False)
     end: int = field(init=False)
 
@@ -151,7 +168,7 @@ class FollowedStep(NamedTuple):
 
     runs: list[PlainRows]
     compiled: bool
-    at: tuple[int, int, int]
+    at: PassedAt
     shown: list[int]
 
 
@@ -175,7 +192,7 @@ class StepTeller:
         compiled: bool,
         forgotten: list[str],
         *,
-        at: tuple[int, int, int] = (0, 0, 0),
+        at: PassedAt = _ALONE,
         shown: ShownRows | None = None,
         changes: PageChanges | None = None,
     ) -> bytes:
@@ -187,7 +204,8 @@ class StepTeller:
             known.add(name)
             adapter = "" if run.adapter is None else run.adapter.fingerprint
             turns = [] if run.turning is None else run.turning.stretches
-            runs.append(ToldRun(run.ids, run.start, run.samples, run.table, len(run.pages), pages, adapter, turns))
+            told = (run.ids, run.start, run.samples, run.table, len(run.pages), pages, adapter, turns)
+            runs.append(ToldRun(*told, run.featured_tokens))
         self._known = known
         rows = [] if shown is None else shown.rows.tolist()
         written, cleared = ([], []) if changes is None else changes.take()
@@ -242,7 +260,8 @@ class StepListener:
     def _run(self, run: ToldRun, pages: list[int]) -> PlainRows:
         adapter = self._adapters[run.adapter] if run.adapter else None
         turning = Turning(run.stretches) if run.stretches else None
-        return PlainRows(run.ids, run.start, run.samples, run.table, pages, adapter, turning=turning)
+        own = (run.ids, run.start, run.samples, run.table, pages, adapter)
+        return PlainRows(*own, turning=turning, featured_tokens=run.featured_tokens)
 
 
 def send(to: socket.socket, content: bytes) -> None:

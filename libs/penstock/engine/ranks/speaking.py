@@ -10,6 +10,7 @@ from contextlib import suppress
 from threading import Thread
 
 import msgspec
+import numpy as np
 
 from penstock.checkpoint import inspect
 from penstock.engine.errors import RankLost
@@ -29,7 +30,7 @@ from penstock.engine.ranks.distance import (
     fill,
 )
 from penstock.engine.ranks.messages import Setup, TableListener, ToldAdapter, receive, send
-from penstock.engine.ranks.stages import PassingRoom, Pipes
+from penstock.engine.ranks.stages import PassingRoom, Pipes, taps_of
 
 _log = logging.getLogger(__name__)
 
@@ -66,10 +67,12 @@ class _Speaker:
         self._setup, self._pipes, self._lead, self._stage = setup, pipes, lead, stage
         pages = setup.pages.mapped(LayerPages.layout(model, config))
         self._pages = LayerPages(pages.slots(), model, config, range(*setup.stages[setup.stage]))
-        room = PassingRoom.of(model, config)
+        room = PassingRoom.of(model, config, setup.taps)
         passing = setup.passing.mapped(room.layout)
         self._maps = [pages, passing]
-        states, logits = room.views(passing.slots())
+        states, logits, features, counted = room.views(passing.slots())
+        self._features, self._taps = features.numpy(), taps_of(setup.taps, range(*setup.stages[setup.stage]))
+        self._counted = counted[slice(*setup.stages[setup.stage])]
         self._before = states[setup.stage - 1].numpy()
         self._behind = states[setup.stage].numpy() if setup.tells else None
         self._logits = logits.numpy()
@@ -134,8 +137,12 @@ class _Speaker:
     def _answer(self, answered: Answered) -> None:
         piece = self._asked.popleft()
         self._kept = 0
-        if piece is not None and not answered.reason and self._behind is None:
-            fill(self._logits[piece.place, piece.sample : piece.sample + piece.samples], answered.logits)
+        if piece is not None and not answered.reason:
+            if self._behind is None:
+                fill(self._logits[piece.place, piece.sample : piece.sample + piece.samples], answered.logits)
+            fill(self._features[piece.in_features(self._taps)], answered.features)
+        if answered.counted:
+            self._counted += np.frombuffer(answered.counted, np.uint32).reshape(self._counted.shape)
         send(self._lead, answered.reason.encode())
 
     def _send(self, content: PagesWritten | StageTold | Given) -> None:

@@ -9,21 +9,26 @@ from __future__ import annotations
 
 import os
 import socket
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.checkpoint import ModelConfig
 from penstock.engine.config import EngineConfig
 from penstock.engine.errors import RankLost
-from penstock.engine.ranks.messages import PlainRows
+from penstock.engine.ranks.messages import PassedAt, PlainRows
 from penstock.engine.step.batch import Rows
+from penstock.engine.step.features import Features
 from penstock.kv.bytes.arena import Layout
 
-_FLOAT = 4
+_FLOAT, _COUNT = 4, 8
 _FDS = b"f"
 _LEAST = 128
 """Rows of prompts in a piece of a step: fewer take longer for each."""
@@ -31,6 +36,19 @@ _PIECES = 2
 """Of a step, for each stage: while the first is in the last stage, others follow it."""
 _MOST_CUT = 1
 """Samples of a run that is cut: a prompt's. Rows that verify drafts stay together."""
+
+
+class PassedOn(NamedTuple):
+    """Views of what stages pass on."""
+
+    states: Tensor
+    """float32 [stages - 1, places, rows, hidden]."""
+    logits: Tensor
+    """float32 [places, rows, vocab]."""
+    features: Tensor
+    """float32 [places, rows, taps, hidden]."""
+    counted: NDArray[np.int64]
+    """[layers, experts]: how many rows have chosen each so far. The first rank of each stage counts for its layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +59,25 @@ class PassingRoom:
     rows: int
     hidden: int
     vocab: int
+    layers: int = 0
+    experts: int = 0
+    """Of each layer; 0: there are none."""
+    taps: int = 0
+    """How many states features are."""
 
     @classmethod
-    def of(cls, model: ModelConfig, config: EngineConfig) -> PassingRoom:
-        """For the whole model."""
-        return cls(config.pp, config.max_batch_tokens, model.hidden_size, model.vocab_size)
+    def of(cls, model: ModelConfig, config: EngineConfig, taps: Sequence[int]) -> PassingRoom:
+        """For the whole model; for `taps` see Setup."""
+        experts = 0 if model.experts is None else model.experts.count
+        return cls(
+            config.pp,
+            config.max_batch_tokens,
+            model.hidden_size,
+            model.vocab_size,
+            layers=model.n_layers,
+            experts=experts,
+            taps=len(taps),
+        )
 
     @property
     def places(self) -> int:
@@ -55,14 +87,37 @@ class PassingRoom:
     @property
     def layout(self) -> Layout:
         """Of the arena: all is in one slot. What is not used takes no memory."""
-        return Layout.gapless(1, self.places * self.rows * ((self.stages - 1) * self.hidden + self.vocab) * _FLOAT)
+        row = (self.stages - 1 + self.taps) * self.hidden + self.vocab
+        return Layout.gapless(1, self._counts * _COUNT + self.places * self.rows * row * _FLOAT)
 
-    def views(self, content: memoryview) -> tuple[Tensor, Tensor]:
-        """float32 [stages - 1, places, rows, hidden] and [places, rows, vocab]."""
-        floats = torch.frombuffer(content, dtype=torch.float32)
-        states = (self.stages - 1) * self.places * self.rows * self.hidden
-        between = floats[:states].view(self.stages - 1, self.places, self.rows, self.hidden)
-        return between, floats[states:].view(self.places, self.rows, self.vocab)
+    @property
+    def _counts(self) -> int:
+        return self.layers * self.experts
+
+    def views(self, content: memoryview) -> PassedOn:
+        """What is in the slot."""
+        counted = np.frombuffer(content, np.int64, self._counts).reshape(self.layers, self.experts)
+        floats = torch.frombuffer(content, dtype=torch.float32, offset=self._counts * _COUNT)
+        rows = self.places * self.rows
+        sizes = [(self.stages - 1) * rows * self.hidden, rows * self.taps * self.hidden, rows * self.vocab]
+        states, features, logits = torch.split(floats, sizes)
+        return PassedOn(
+            states.view(self.stages - 1, self.places, self.rows, self.hidden),
+            logits.view(self.places, self.rows, self.vocab),
+            features.view(self.places, self.rows, self.taps, self.hidden),
+            counted,
+        )
+
+
+def taps_of(taps: Sequence[int], layers: range) -> slice:
+    """Those behind these layers, of growing numbers of layers."""
+    return slice(bisect_right(taps, layers.start), bisect_right(taps, layers.stop))
+
+
+def put_features(room: Tensor, at: PassedAt, taps: slice, features: Features) -> None:
+    """Passes on what the layers of a stage say of a piece; `room` is that of PassedOn, `taps` are the stage's."""
+    rows = room[at.place, at.feature : at.feature + len(features.rows), taps]
+    rows.copy_(features.values.view(rows.shape))
 
 
 class Pipes:
@@ -162,4 +217,5 @@ def _cut(run: Rows, begin: int, end: int) -> PlainRows:
     """Some of a run's tokens."""
     samples = run.samples if end == run.tokens else 0
     ids, start = run.ids[begin:end], run.start + begin
-    return PlainRows(ids, start, samples, run.table, run.pages, run.adapter, run.pictures, run.turning)
+    featured = max(0, end - max(begin, run.tokens - run.featured_tokens))
+    return PlainRows(ids, start, samples, run.table, run.pages, run.adapter, run.pictures, run.turning, featured)

@@ -167,7 +167,7 @@ class RunningAhead:
         """A step has computed tokens of the sequence, and they are taken in."""
         run, live = ahead.live.run, ahead.live
         if ahead.watched is not None and run.features is not None:
-            ahead.watched.watch(run.start, run.features[: max(0, live.computed - run.start)])
+            ahead.watched.watch(*run.told(live.computed))
             run.features = None
             if not self.open:
                 ahead.feature(False)

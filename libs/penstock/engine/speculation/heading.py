@@ -98,7 +98,7 @@ class Heading:
         """A step has computed tokens of the sequence, and they are taken in."""
         run, live = headed.live.run, headed.live
         if run.features is not None:
-            headed.watched.watch(run.start, run.features[: max(0, live.computed - run.start)])
+            headed.watched.watch(*run.told(live.computed))
             run.features = None
 
     def look_back(self, sequences: Sequence[Headed]) -> None:

@@ -72,6 +72,11 @@ class Rows(Protocol):
         ...
 
     @property
+    def featured_tokens(self) -> int:
+        """How many of its last tokens have features."""
+        ...
+
+    @property
     def pages(self) -> Sequence[int]:
         """Block table."""
         ...

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from penstock.engine.step.batch import Rows
 from penstock.engine.step.run import Run
 
 
@@ -33,16 +34,15 @@ class Features:
         begin = 0
         for run in order:
             if run.featured:
-                run.features = self.values[begin : begin + run.tokens]
-                begin += run.tokens
+                run.features = self.values[begin : begin + run.featured_tokens]
+                begin += run.featured_tokens
 
 
-def featured_rows(order: Sequence[Run]) -> list[int]:
-    """Numbers of the rows of runs that ask for features, when the runs' rows are laid end to end."""
+def featured_rows(order: Sequence[Rows]) -> list[int]:
+    """Numbers of the rows that have features, when the runs' rows are laid end to end."""
     rows: list[int] = []
     end = 0
     for run in order:
         end += run.tokens
-        if run.featured:
-            rows.extend(range(end - run.tokens, end))
+        rows.extend(range(end - run.featured_tokens, end))
     return rows

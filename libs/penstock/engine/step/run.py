@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from penstock.engine.hooks import MOST_STATES
 from penstock.engine.sampling.choice import Choice, Chosen
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class Run:
     samples: int = field(init=False)
     """How many of its last tokens are sampled after: 0 while known tokens are left for later steps."""
     features: Tensor | None = field(init=False)
-    """[tokens, layers * hidden], once the step is computed, if they were asked for: see Features."""
+    """[featured_tokens, layers * hidden], once the step is computed, if they were asked for: see Features."""
 
     def __post_init__(self) -> None:
         self.aim(self.start, self.known, self.choice.drafts)
@@ -79,6 +80,18 @@ class Run:
             if chosen.token in choice.stops:
                 return True
         return len(choice.tokens) + len(answer) >= choice.prompt_length + choice.params.max_tokens
+
+    @property
+    def featured_tokens(self) -> int:
+        """How many of its last tokens have features: of the known ones those that a head looks at, and all drafts."""
+        return min(self.known, MOST_STATES) + self.tokens - self.known if self.featured else 0
+
+    def told(self, computed: int) -> tuple[int, Tensor]:
+        """(position of the first, the features) of the tokens that are among the first `computed` of the sequence:
+        others are drafts that were wrong."""
+        assert self.features is not None
+        begin = self.end - len(self.features)
+        return begin, self.features[: max(0, computed - begin)]
 
     @property
     def turning(self) -> Turning | None:

@@ -72,7 +72,7 @@ class CompiledDecoder:
         """`weights` are packed; `tables` are the rotation's cosine and sine, float32 [positions, 1, head_dim]. `ranks`
         compute the model together; this one has the KV heads of the memory from `first_head` on."""
         self._machine = machine
-        self._ends = weights.head is not None
+        self._ends, self._first = weights.head is not None, weights.first
         head = weights.layers[0].qkv if weights.head is None else weights.head
         assert isinstance(head, PackedMatrix), "steps need packed weights"
         self._head = head
@@ -150,9 +150,12 @@ class CompiledDecoder:
         self._between = None if call is None else _PROCEDURE(call)
 
     def takes(self, runs: Sequence[Rows]) -> bool:
-        """Whether it computes steps of these rows: not if torch multiplies so many faster, or if a run's rows look far
-        at the vectors of latent attention and it is less to expand these, which torch does."""
+        """Whether it computes steps of these rows: not if torch multiplies so many faster, or if some have adapters of
+        experts, or if a run's rows look far at the vectors of latent attention and it is less to expand these, which
+        torch does."""
         if self._head.by_torch(sum(run.tokens for run in runs)):
+            return False
+        if any(run.adapter is not None and run.adapter.by_torch for run in runs):
             return False
         latent, turned = self._latent_form
         return latent is None or not any(run.start >= self._far and expands(run.tokens, latent, turned) for run in runs)
@@ -162,7 +165,7 @@ class CompiledDecoder:
         some of the model's layers: as Decoder.forward."""
         if not self._ends:
             rows = list(range(sum(run.tokens for run in runs)))
-            return torch.from_numpy(self._step(runs, rows, None, states=states))
+            return torch.from_numpy(self._step(runs, rows, None, features=features, states=states))
         sampled = sampled_rows(runs)
         logits = np.empty((len(sampled), self._vocab), dtype=np.float32)
         self._step(runs, sampled, logits, features=features, states=states)
@@ -204,7 +207,8 @@ class CompiledDecoder:
             first.append(len(ids))
             table_at.append(at)
             at += len(run.pages)
-        taps, featured = ([], []) if features is None else (list(features.layers), list(features.rows))
+        taps: list[int] = [] if features is None else [count - self._first for count in features.layers]
+        featured = [] if features is None else list(features.rows)
         apart = turned_apart(runs)
         numbers = _Numbers(
             ids=ids,

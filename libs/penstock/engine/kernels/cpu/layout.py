@@ -219,7 +219,7 @@ class StepArgs(Structure):
             pointer("int32_t"),
         ),  # [samples] the most probable tokens, the first of several, -1 if none is finite; or null
         ("legal", pointer("const Legal")),  # where `best` looks for them; null: everywhere
-        ("taps", INTS),  # [tap_count] after how many layers states are kept, growing, each less than all
+        ("taps", INTS),  # [tap_count] after how many layers states are kept, growing; not the last of the model
         ("tap_count", c_int32),
         ("featured", INTS),  # [features] numbers of the rows whose states are kept
         ("features", c_int32),
