@@ -171,6 +171,10 @@ class _Probe:
         """There is nobody else."""
         return own
 
+    def pages_at(self, place: torch.device) -> PageMemory:
+        """Those that it has."""
+        return self.memory
+
     def adapter(self, found: AdapterCheckpoint) -> AdapterCheckpoint:
         """It has none."""
         return found

@@ -29,10 +29,11 @@ from penstock.engine.forward.model import set_threads
 from penstock.engine.forward.runner import CACHE, Runner
 from penstock.engine.kernels.cpu.meeting import SharedGroup
 from penstock.engine.pictures.shown import ShownRows
-from penstock.engine.ranks.group import RankGroup, TorchGroup, shared_layout, shared_room
+from penstock.engine.ranks.apart import PagesApart
+from penstock.engine.ranks.group import RankGroup, open_group, shared_layout, shared_room
 from penstock.engine.ranks.messages import Setup, StepListener, ToldAdapter, receive, send
 from penstock.engine.ranks.parent import with_parent
-from penstock.engine.ranks.place import RankStep
+from penstock.engine.ranks.place import RankStep, rank_config
 from penstock.engine.ranks.stages import PassingRoom, Pipes
 from penstock.engine.ranks.window import PageWindow
 from penstock.engine.step.batch import Rows
@@ -47,12 +48,15 @@ class Following:
 
     def __init__(self, setup: Setup, pipes: Pipes) -> None:
         """Raises CheckpointError, MapError."""
-        config = setup.engine
+        config = rank_config(setup.engine, setup.stage, setup.rank)
         self._pipes = pipes
         self.at = (0, 0, 0)
         """Of the step, see ToldStep."""
         self.shown: ShownRows | None = None
         """Of the step, in the first stage."""
+        self.changed: tuple[Sequence[int], Sequence[int]] = ((), ())
+        """Pages that were written before the step, and those that were cleared."""
+        self._apart: PagesApart | None = None
         self.stages, self.alone = len(setup.stages), setup.ranks == 1
         own = range(*setup.stages[setup.stage])
         whole = inspect(config.model, config.max_model_len or None)
@@ -88,11 +92,16 @@ class Following:
         """Returns when all ranks are there. Raises RankLost."""
         setup = self.setup
         if self._group is None and setup.ranks > 1:
-            self._group = TorchGroup(setup.meeting, setup.rank, self._columns)
+            self._group = open_group(setup.meeting, setup.rank, self._columns, self.config)
 
     def add(self, own: Tensor) -> Tensor:
         """See RankGroup."""
         return own if self._group is None else self._group.add(own)
+
+    def pages_at(self, place: torch.device) -> PageMemory:
+        """See RankPlace."""
+        self._apart = PagesApart(self.memory, self.checkpoint, place)
+        return self._apart.own
 
     def adapter(self, found: AdapterCheckpoint) -> AdapterCheckpoint:
         """What this rank has of it."""
@@ -107,6 +116,8 @@ class Following:
         said what is shown."""
         stage, (place, row, sample) = self.setup.stage, self.at
         states = None
+        if self._apart is not None:
+            self._apart.bring(*self.changed)
         if stage:
             self._pipes.wait()
             states = self._states[stage - 1, place, row : row + sum(run.tokens for run in order)]
@@ -116,6 +127,8 @@ class Following:
             if last and self._group is not None:
                 found = self._group.gather(own)
                 own = own if found is None else found
+            if self._group is not None:
+                self._group.wait()
             if last and first and stage:
                 self._logits[place, sample : sample + len(own)] = own
             elif first and not last:
@@ -124,6 +137,8 @@ class Following:
             return own
 
         yield RankStep(states, give, self.shown)
+        if self._apart is not None:
+            self._apart.take_back(order)
 
 
 def follow(lead: socket.socket) -> None:
@@ -144,7 +159,7 @@ def follow(lead: socket.socket) -> None:
             if isinstance(told, ToldAdapter):
                 send(lead, _load_adapter(told, place, runner, listener).encode())
                 continue
-            place.at = told.at
+            place.at, place.changed = told.at, (told.written, told.cleared)
             place.shown = _shown(told.shown, lead) if told.shown and not setup.stage else None
             with torch.inference_mode():
                 runner.compute(told.runs, told.compiled)

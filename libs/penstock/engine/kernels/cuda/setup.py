@@ -112,14 +112,16 @@ def steps_for(
     *,
     most_sequences: int,
     max_positions: int,
+    capture: bool,
 ) -> DeviceSteps:
-    """Computes the model's steps, captured where that is possible. Without `attention`, torch gathers pages."""
+    """Computes the model's steps, with `capture` as graphs where that is possible. Without `attention`, torch gathers
+    pages."""
     return DeviceSteps(
         decoder,
         memory,
         builder,
         attention,
-        capture=CudaCapture(),
+        capture=CudaCapture() if capture else None,
         most_sequences=most_sequences,
         max_positions=max_positions,
     )
