@@ -96,9 +96,6 @@ def _check_ranks(settings: EngineSettings, model: ModelConfig) -> None:
         raise ConfigError("pp", settings.pp, f"must be at most the {model.n_layers} layers of the model")
     if settings.pp > 1 and settings.draft_head not in ("", "none") and settings.draft_tokens:
         raise ConfigError("draft_head", settings.draft_head, "needs pp 1: it looks at layers that other stages compute")
-    if settings.device != "cpu":
-        name = "tp" if settings.tp > 1 else "pp"
-        raise ConfigError(name, getattr(settings, name), f"needs device cpu, not {settings.device}")
 
 
 def _others(experts: Experts, groups: int) -> int:

@@ -14,14 +14,33 @@ from penstock.runtime.config import ConfigError
 
 
 def check_device(settings: EngineConfig) -> None:
-    """Raises ConfigError when the engine's device is not there, or can't compute in the engine's dtype."""
+    """Raises ConfigError when the engine's devices are not there, or can't compute in the engine's dtype."""
     if settings.device != "cpu":
         from penstock.engine.kernels.cuda.setup import check  # imported only for CUDA devices
 
+        dtype, devices = settled(settings, inspect(settings.model)).dtype, settings.devices
         try:
-            check(settled(settings, inspect(settings.model)).dtype, torch.device(settings.device))
+            check(dtype, torch.device(devices[0]))
         except ValueError as error:
             raise ConfigError("device", settings.device, str(error)) from error
+        _check_count(settings, torch.cuda.device_count())
+        for device in devices[1:]:
+            try:
+                check(dtype, torch.device(device))
+            except ValueError as error:
+                raise ConfigError("device", settings.device, f"{device} is one of {len(devices)}: {error}") from error
+
+
+def _check_count(settings: EngineConfig, there: int) -> None:
+    """Raises ConfigError when the processes of this host are more than the devices for them."""
+    numbers = [torch.device(device).index or 0 for device in settings.devices]
+    if max(numbers) >= there:
+        name = "tp" if settings.tp > 1 else "pp"
+        right = (
+            f"needs {len(numbers)} CUDA devices from cuda:{numbers[0]} on, one for each process of this host, which has "
+            f"{there}: choose fewer"
+        )
+        raise ConfigError(name, getattr(settings, name), right)
 
 
 def device_of(name: str) -> Device | None:

@@ -130,9 +130,9 @@ class Following:
             if self._group is not None:
                 self._group.wait()
             if last and first and stage:
-                self._logits[place, sample : sample + len(own)] = own
+                self._logits[place, sample : sample + len(own)].copy_(own)
             elif first and not last:
-                self._states[stage, place, row : row + len(own)] = own
+                self._states[stage, place, row : row + len(own)].copy_(own)
                 self._pipes.tell()
             return own
 

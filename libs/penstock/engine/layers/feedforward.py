@@ -44,7 +44,7 @@ class Routed:
     grouped: bool = False
     """Computed by `grouped`; the matrices are tensors then."""
     rows: npt.NDArray[np.int64] | None = None
-    """[experts]: how many rows have chosen each so far; None: they are not counted."""
+    """[experts]: how many rows have chosen each so far, counted by `routed`; None: they are not."""
 
 
 def feed_forward(x: Tensor, block: Dense | Routed, activation: str, positions: Tensor | None = None) -> Tensor:
@@ -70,7 +70,7 @@ def routed(x: Tensor, block: Routed, activation: str, positions: Tensor | None =
     order = chosen.flatten().argsort(stable=True)
     tokens = order // rule.per_token
     shares = shares.flatten().index_select(0, order).unsqueeze(1)
-    counted = torch.bincount(chosen.flatten(), minlength=block.router.shape[1])
+    counted = torch.bincount(chosen.flatten(), minlength=block.router.shape[1]).cpu()
     if block.rows is not None:
         block.rows += counted.numpy()
     ends = counted.cumsum(0).tolist()

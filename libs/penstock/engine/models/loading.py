@@ -125,7 +125,7 @@ def load_weights(
         head = kept(head_stack(checkpoint))[0] if checkpoint.ends else None
         layers = [_layer(files, checkpoint, number, kept, compute or dtype) for number in checkpoint.layers]
         rows = None
-        if config.experts is not None and device.type == "cpu":
+        if config.experts is not None and (device.type == "cpu" or checkpoint.part is not None):
             rows = np.zeros((len(layers), config.experts.count), np.int64)
             for layer, own in zip(layers, rows, strict=True):
                 if isinstance(layer.mlp, Routed):

@@ -59,7 +59,7 @@ class PagesApart:
             return
         runs = ((run.pages, run.start, run.tokens) for run in order)
         every = [torch.from_numpy(one) for one in token_places(runs, self.own.block_size)]
-        for pages, offsets in zip(*(one.split(self._tokens) for one in every), strict=True):
+        for pages, offsets in zip(*(torch.split(one, self._tokens) for one in every), strict=True):
             found = self.own.data[pages.to(self._place), :, :, offsets.to(self._place)]
             self._shared[pages, :, :, offsets] = self._staged(*found.shape).copy_(found)
 

@@ -263,7 +263,7 @@ class Lead:
                 states = first.compute_piece(piece, compiled, shown)
                 if self._group is not None:
                     self._group.wait()
-                self._states[0, passed.place, row : row + len(states)] = states
+                self._states[0, passed.place, row : row + len(states)].copy_(states)
                 self._pipes.tell()
                 self._take_back(piece)
                 row += len(states)
