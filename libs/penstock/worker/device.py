@@ -19,27 +19,22 @@ def check_device(settings: EngineConfig) -> None:
         from penstock.engine.kernels.cuda.setup import check  # imported only for CUDA devices
 
         dtype, devices = settled(settings, inspect(settings.model)).dtype, settings.devices
-        try:
-            check(dtype, torch.device(devices[0]))
-        except ValueError as error:
-            raise ConfigError("device", settings.device, str(error)) from error
         _check_count(settings, torch.cuda.device_count())
-        for device in devices[1:]:
+        for device in devices:
             try:
                 check(dtype, torch.device(device))
             except ValueError as error:
-                raise ConfigError("device", settings.device, f"{device} is one of {len(devices)}: {error}") from error
+                which = "" if device == devices[0] else f"{device} is one of {len(devices)}: "
+                raise ConfigError("device", settings.device, f"{which}{error}") from error
 
 
 def _check_count(settings: EngineConfig, there: int) -> None:
-    """Raises ConfigError when the processes of this host are more than the devices for them."""
+    """Raises ConfigError when several processes of this host are more than the devices for them, if there are any."""
     numbers = [torch.device(device).index or 0 for device in settings.devices]
-    if max(numbers) >= there:
+    if len(numbers) > 1 and 0 < there <= max(numbers):
         name = "tp" if settings.tp > 1 else "pp"
-        right = (
-            f"needs {len(numbers)} CUDA devices from cuda:{numbers[0]} on, one for each process of this host, which has "
-            f"{there}: choose fewer"
-        )
+        devices = f"{len(numbers)} CUDA devices from cuda:{numbers[0]} on"
+        right = f"needs {devices}, one for each process, and there are {there} in all: choose less, or other devices"
         raise ConfigError(name, getattr(settings, name), right)
 
 

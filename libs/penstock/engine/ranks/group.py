@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -24,6 +25,7 @@ _LAST_S = 2 * TIMEOUT_S
 _LOOK_S = 50e-6
 """Between two looks whether a device is done."""
 _CPU = torch.device("cpu")
+_log = logging.getLogger(__name__)
 
 
 class RankGroup(Protocol):
@@ -175,8 +177,10 @@ def open_group(meeting: str, rank: int, columns: list[int], config: EngineConfig
     RankLost."""
     import torch.distributed as dist  # most workers never need it
 
-    if config.device != "cpu" and not config.one_device and dist.is_nccl_available():
-        return DeviceGroup(meeting, rank, columns, torch.device(config.device))
+    if config.device != "cpu" and not config.one_device:
+        if dist.is_nccl_available():
+            return DeviceGroup(meeting, rank, columns, torch.device(config.device))
+        _log.warning("torch %s has no NCCL: what ranks add goes by way of host memory", torch.__version__)
     return TorchGroup(meeting, rank, columns)
 
 
