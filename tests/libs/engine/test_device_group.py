@@ -159,3 +159,25 @@ def test_on_one_device_sums_go_by_way_of_the_host(tmp_path):
         first, second = threads.map(of, range(2))
     assert first == ([[3.0, 3.0]] * 3, (True, [[1.0, 1.0, 2.0, 2.0]] * 3))
     assert second == ([[3.0, 3.0]] * 3, None)
+
+
+def test_devices_that_do_not_find_each_other_are_told_of(tmp_path, devices, monkeypatch):
+    """Also where the first call never returns."""
+    stuck = threading.Event()
+
+    class Alone(StandIn):
+        def __init__(self, store, rank, size, options):
+            pass
+
+        def allreduce(self, tensors):
+            stuck.wait()
+            raise RuntimeError("no peers")
+
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", Alone, raising=False)
+    with monkeypatch.context() as soon:
+        soon.setattr(group, "TIMEOUT_S", 0.01)
+        with pytest.raises(RankLost, match="not all are there"):
+            DeviceGroup(str(tmp_path / "one"), 0, [4, 4], CPU)
+    stuck.set()
+    with pytest.raises(RankLost, match="no peers"):
+        DeviceGroup(str(tmp_path / "two"), 0, [4, 4], CPU)

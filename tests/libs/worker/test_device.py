@@ -38,7 +38,10 @@ def directory(tmp_path_factory) -> Path:
         ({"tp": 2, "pp": 2}, r"tp = 2: needs 4 CUDA devices from cuda:0 on"),
         ({"pp": 3, "device": "cuda:1"}, r"pp = 3: needs 3 CUDA devices from cuda:1 on"),
         ({"device": "cuda:3"}, r"device = 'cuda:3': .*there are only 3"),
-        ({"pp": 3, "dtype": "bfloat16"}, r"device = 'cuda': cuda:2 is one of 3: dtype bfloat16 needs compute capability"),
+        (
+            {"pp": 3, "dtype": "bfloat16"},
+            r"device = 'cuda': cuda:2 is one of 3: dtype bfloat16 needs compute capability",
+        ),
     ],
     ids=str,
 )

@@ -232,12 +232,12 @@ class Runner:
 
         model, place, kept = checkpoint.config, torch.device(config.device), _WEIGHTS[config.dtype]
         cuda.check(config.dtype, place)
-        apart = self.ranks is not None
-        with cuda.uploading(checkpoint, place) if not apart else nullcontext() as upload:
+        with cuda.uploading(checkpoint, place) if self.ranks is None else nullcontext() as upload:
             if self.ranks is None:
                 cache, own = CACHE[config.kv], cuda.memory_on(place)
                 self.memory = pages = PageMemory(model, config.pages, config.block_size, cache, place, memory=own)
             else:
+                cuda.use(place)
                 self.memory, pages = self.ranks.memory, self.ranks.pages_at(place)
             attention = cuda.attention_for(model, pages) if config.kernels else None
             keep = cuda.keep_for(config.dtype, place)

@@ -8,6 +8,7 @@ what its layers keep of the step's tokens. So a rank needs device memory for its
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import torch
@@ -21,6 +22,7 @@ from penstock.engine.step.places import token_places
 
 _PORTION = 16 << 20
 """Bytes that are copied at a time, about."""
+_log = logging.getLogger(__name__)
 
 
 class PagesApart:
@@ -35,6 +37,7 @@ class PagesApart:
         pages, dtype = len(shared.data) - 1, shared.data.dtype
         self.own = PageMemory(part.config, pages, shared.block_size, dtype, place, layers=layers)
         """What the rank computes in."""
+        _log.info("a rank's part of the pages: %.0f MiB on %s", self.own.data.nbytes / 2**20, place)
         self._shared = shared.data[:, layers.start : layers.stop, :, :, heads.start : heads.stop]
         self._place, self._pinned = place, place.type == "cuda"
         self._alone = rank.number == 0 or heads != heads_of_rank(every, rank.ranks, rank.number - 1)

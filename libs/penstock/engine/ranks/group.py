@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -134,7 +135,20 @@ class DeviceGroup(TorchGroup):
         """As TorchGroup; `place` is this rank's device."""
         self._place = place
         super().__init__(meeting, rank, columns)
-        self.add(torch.ones(1, device=place))  # the devices find each other with the first call
+        failed: list[Exception] = []
+
+        def find() -> None:
+            try:
+                self.add(torch.ones(1, device=place))
+            except Exception as error:
+                failed.append(error)
+
+        finding = Thread(target=find, name="find", daemon=True)  # the first call waits for all, however long that is
+        finding.start()
+        finding.join(TIMEOUT_S)
+        if failed or finding.is_alive():
+            reason = failed[0] if failed else f"not all are there after {TIMEOUT_S:.0f} seconds"
+            raise RankLost(f"the devices of the ranks do not find each other: {reason}")
         self.wait()
 
     def wait(self) -> None:
@@ -166,6 +180,7 @@ class DeviceGroup(TorchGroup):
         super()._call(begin)
 
     def _open(self, store: Any, rank: int, ranks: int) -> Any:
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # all are on this host
         kind = self._dist.ProcessGroupNCCL
         options = kind.Options()
         options._timeout = timedelta(seconds=_LAST_S)

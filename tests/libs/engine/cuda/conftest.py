@@ -22,6 +22,7 @@ def pretend(monkeypatch):
     monkeypatch.setattr(streams, "current", lambda device: nullcontext())
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (8, 0))
     monkeypatch.setattr(setup, "check", lambda dtype, device: None)
+    monkeypatch.setattr(streams, "use", lambda device: None)
     monkeypatch.setattr(setup, "CudaCapture", Recorder)
     copies = SimpleNamespace(mark=lambda wait: mode.waits.append("mark") if wait else None)
     memory = SimpleNamespace(arena=lambda nbytes: None, copies=lambda content: copies)
