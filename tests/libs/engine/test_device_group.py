@@ -66,6 +66,7 @@ class Devices:
 def devices(monkeypatch):
     StandIn.aborted = []
     found = Devices()
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "lo")
     monkeypatch.setattr(dist, "ProcessGroupNCCL", StandIn, raising=False)
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
     monkeypatch.setattr(DeviceGroup, "_over", lambda self: found.over)

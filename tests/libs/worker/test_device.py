@@ -40,7 +40,7 @@ def directory(tmp_path_factory) -> Path:
         ({"device": "cuda:3"}, r"device = 'cuda:3': .*there are only 3"),
         (
             {"pp": 3, "dtype": "bfloat16"},
-            r"device = 'cuda': cuda:2 is one of 3: dtype bfloat16 needs compute capability",
+            r"device = 'cuda': cuda:2 is one of 3: dtype bfloat16 needs compute",
         ),
     ],
     ids=str,

@@ -62,13 +62,16 @@ def stage_layers(checkpoint: Checkpoint, config: EngineConfig) -> list[range]:
 
 
 def _by_bytes(checkpoint: Checkpoint, config: EngineConfig) -> list[range]:
-    """So that each reads as many bytes of weights in a step, which is what a CUDA device does most of the time."""
+    """So that no device has more bytes of weights than need be, as `penstock plan` divides them: they take its memory, and
+    most of the time of a step goes into reading them."""
     sizes = [0] * checkpoint.config.n_layers
     for name, info in checkpoint.tensors.items():
         if name.startswith(_LAYER):
             sizes[int(name.removeprefix(_LAYER).partition(".")[0])] += info.nbytes
-    last = checkpoint.tensors[EMBEDDING if checkpoint.config.tied else HEAD].nbytes
-    return divided(sizes, config.pp, 0, last)
+    first, last = (
+        checkpoint.tensors[name].nbytes for name in (EMBEDDING, EMBEDDING if checkpoint.config.tied else HEAD)
+    )
+    return divided(sizes, config.pp, first, last)
 
 
 def _subject(checkpoint: Checkpoint, config: EngineConfig) -> str:
