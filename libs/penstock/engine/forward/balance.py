@@ -62,16 +62,14 @@ def stage_layers(checkpoint: Checkpoint, config: EngineConfig) -> list[range]:
 
 
 def _by_bytes(checkpoint: Checkpoint, config: EngineConfig) -> list[range]:
-    """So that no device has more bytes of weights than need be, as `penstock plan` divides them: they take its memory, and
-    most of the time of a step goes into reading them."""
+    """So that no device has more bytes of weights than need be, as `penstock plan` divides them: they take its memory,
+    and most of the time of a step goes into reading them."""
     sizes = [0] * checkpoint.config.n_layers
     for name, info in checkpoint.tensors.items():
         if name.startswith(_LAYER):
             sizes[int(name.removeprefix(_LAYER).partition(".")[0])] += info.nbytes
-    first, last = (
-        checkpoint.tensors[name].nbytes for name in (EMBEDDING, EMBEDDING if checkpoint.config.tied else HEAD)
-    )
-    return divided(sizes, config.pp, first, last)
+    head = EMBEDDING if checkpoint.config.tied else HEAD
+    return divided(sizes, config.pp, checkpoint.tensors[EMBEDDING].nbytes, checkpoint.tensors[head].nbytes)
 
 
 def _subject(checkpoint: Checkpoint, config: EngineConfig) -> str:

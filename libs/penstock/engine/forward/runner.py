@@ -244,7 +244,7 @@ class Runner:
             source = None if upload is None else upload.take
             table = StoredTable(checkpoint.tensors[EMBEDDING]) if checkpoint.layers.start else None  # is never asked
             weights = load_weights(checkpoint, kept, place, keep=keep, source=source, table=table)
-        if config.kernels and model.experts is not None and config.ep == 1:
+        if config.kernels and model.experts is not None and not config.redundant_experts:  # whose rows are counted
             cuda.group_experts(weights, model.activation, place)
         self._build(checkpoint, config, weights, kept, pages)
         if config.kernels:

@@ -35,7 +35,7 @@ class PretendingThread(RankThread):
 
 def config_of(directory, **fields):
     sizes = {"kv_pool_tokens": PAGES * BLOCK, "block_size": BLOCK, "max_model_len": 160}
-    return EngineConfig(model=directory, dtype="float32", threads=1, **sizes, **fields)
+    return EngineConfig(model=directory, threads=1, **{"dtype": "float32", **sizes, **fields})
 
 
 @pytest.mark.parametrize("split", SPLITS, ids=str)
@@ -63,3 +63,22 @@ def test_the_same_tokens_as_on_the_cpu(tmp_path, pretend, monkeypatch, name, spl
     assert layers == every * split.get("tp", 1)
     assert {shape[4] for shape in apart.values()} == {max(1, form.heads // split.get("tp", 1))}
     assert not there(runner.memory.data), "the pages themselves are in host memory"
+
+
+@pytest.mark.parametrize("split", [{"tp": 2}, {"tp": 2, "ep": 2}, {"tp": 2, "ep": 2, "pp": 2}], ids=str)
+def test_experts_are_computed_by_grouped_products(tmp_path, pretend, monkeypatch, split):
+    """Where devices have such, also those of a rank that has some of them."""
+    extra = {**EXTRA, "sliding_window": None}
+    found = inspect(write_checkpoint(tmp_path / "model", TinyModel("MixtralForCausalLM", extra=extra)))
+    said, ways = [], []
+    for capability in ((8, 9), (9, 0)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None, own=capability: own)
+        config = config_of(found.path, device="cuda", dtype="bfloat16", **split)
+        runner, _ = load_model(config, found, PretendingThread)
+        try:
+            said.append(play(runner))
+        finally:
+            runner.ranks.close()
+        ways.append({layer.mlp.grouped for layer in runner.decoder._weights.layers})
+    assert ways == [{False}, {True}]
+    assert said[0] == said[1]
