@@ -242,8 +242,8 @@ class Runner:
             attention = cuda.attention_for(model, pages) if config.kernels else None
             keep = cuda.keep_for(config.dtype, place)
             source = None if upload is None else upload.take
-            table = StoredTable(checkpoint.tensors[EMBEDDING]) if checkpoint.layers.start else None  # is never asked
-            weights = load_weights(checkpoint, kept, place, keep=keep, source=source, table=table)
+            unused = StoredTable(checkpoint.tensors[EMBEDDING]) if checkpoint.layers.start else None
+            weights = load_weights(checkpoint, kept, place, keep=keep, source=source, table=unused)
         if config.kernels and model.experts is not None and not config.redundant_experts:  # whose rows are counted
             cuda.group_experts(weights, model.activation, place)
         self._build(checkpoint, config, weights, kept, pages)
