@@ -19,6 +19,8 @@ from .conftest import TINY
 from .support import BLOCK, GREEDY, SEEDED, ask, prompt, said_alone, settled, until
 
 WHOLE, RANKS, STAGES = {}, {"tp": 2}, {"pp": 2}
+APART = {"pages_apart": True}
+"""Each process computes in memory of its own, as on CUDA devices."""
 CASES = {
     "ranks to whole": (TINY, RANKS, WHOLE),
     "whole to ranks": (TINY, WHOLE, RANKS),
@@ -29,6 +31,10 @@ CASES = {
     "latent, ranks to both": (TINY_DEEPSEEK, RANKS, RANKS | STAGES),
     "stages on other hosts to ranks": (TINY, STAGES, RANKS),
     "latent, whole to both on other hosts": (TINY_DEEPSEEK, WHOLE, RANKS | STAGES),
+    "ranks apart to whole": (TINY, RANKS | APART, WHOLE),
+    "whole to ranks apart": (TINY, WHOLE, RANKS | APART),
+    "latent, whole to both apart": (TINY_DEEPSEEK, WHOLE, RANKS | STAGES | APART),
+    "whole to stages apart on other hosts": (TINY, WHOLE, STAGES | APART),
 }
 
 

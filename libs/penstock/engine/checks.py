@@ -94,9 +94,6 @@ def _check_ranks(settings: EngineSettings, model: ModelConfig) -> None:
         raise ConfigError("redundant_experts", settings.redundant_experts, right)
     if settings.pp > model.n_layers:
         raise ConfigError("pp", settings.pp, f"must be at most the {model.n_layers} layers of the model")
-    if settings.device != "cpu":
-        name = "tp" if settings.tp > 1 else "pp"
-        raise ConfigError(name, getattr(settings, name), f"needs device cpu, not {settings.device}")
 
 
 def _others(experts: Experts, groups: int) -> int:

@@ -36,7 +36,8 @@ class EngineSettings:
     """auto, plain, or lossless: on a CPU, bfloat16 weights take 12 bits each and give the same tokens. auto: lossless
     where the kernels are measured to be faster with them."""
     device: str = "cpu"
-    """Where the model is computed: cpu, cuda, or cuda:0, cuda:1..."""
+    """Where the model is computed: cpu, cuda, or cuda:0, cuda:1...; with `tp` and `pp` the first of as many CUDA
+    devices as there are processes, one for each."""
     tp: int = 1
     """Processes of this host that compute the model together, each with a part of every layer (tensor parallel). It
     must divide the number of attention heads."""
@@ -63,8 +64,9 @@ class EngineSettings:
     kv_pool_tokens: int = 32768
     """Room for the KV of live sequences, in tokens, rounded up to whole blocks."""
     resident_share: float = 0.5
-    """Share of that room, 0 to 1, in which blocks stay on a CPU while no request uses them; they give way to requests.
-    Each worker's memory grows that much beyond what its requests need at one time."""
+    """Share of that room, 0 to 1, in which blocks stay in host memory while no request uses them; they give way to
+    requests. Each worker's memory grows that much beyond what its requests need at one time. Of one CUDA device all
+    room is taken at the start, and blocks stay in all of it."""
     tenant_share: float = 1.0
     """Share of the blocks that no request uses, 0.01 to 1, beyond which a tenant's own leave first when room is needed;
     1: no bound. `penstock up` gives it to the store as well, for its tiers."""
@@ -111,7 +113,11 @@ class EngineSettings:
     stages_apart: Annotated[bool, Parameter(parse=False)] = False
     """Each stage but the first is computed by another host."""
     shared_pages: Annotated[bool, Parameter(parse=False)] = False
-    """On a CPU, have the pages in memory that the store of the host can map."""
+    """Where pages are in host memory, have them where the store of the host can map them."""
+    pages_apart: Annotated[bool, Parameter(parse=False)] = False
+    """On a CPU, each of several processes computes in memory of its own, as on CUDA devices: for tests."""
+    one_device: Annotated[bool, Parameter(parse=False)] = False
+    """Several processes compute on one CUDA device: for tests."""
     stall_s: Annotated[float, Parameter(parse=False)] = 1.0
     """When no sequence could run for this long, the engine takes pages from loads that are still filling them."""
     again_s: Annotated[float, Parameter(parse=False)] = 0.2
@@ -164,7 +170,31 @@ class EngineSettings:
     @property
     def idle_pages(self) -> int:
         """Most pages with a block that no request uses. On a CUDA device all memory is taken at the start."""
-        return int(self.resident_share * self.pages) if self.device == "cpu" else self.pages
+        return int(self.resident_share * self.pages) if self.pages_on_host else self.pages
+
+    @property
+    def split(self) -> bool:
+        """Whether several processes compute the model."""
+        return self.tp > 1 or self.pp > 1
+
+    @property
+    def pages_on_host(self) -> bool:
+        """Whether the engine's pages are in host memory, also where processes of CUDA devices have parts of them."""
+        return self.device == "cpu" or self.split
+
+    @property
+    def copies_pages(self) -> bool:
+        """Whether each process has its part of the pages in memory of its own as well."""
+        return self.split and (self.device != "cpu" or self.pages_apart)
+
+    @property
+    def devices(self) -> Sequence[str]:
+        """Where the processes of this host compute, stage by stage."""
+        kind, _, number = self.device.partition(":")
+        count = self.tp * (1 if self.stages_apart else self.pp)
+        if kind == "cpu" or count == 1 or self.one_device:
+            return [self.device] * count
+        return [f"{kind}:{int(number or 0) + place}" for place in range(count)]
 
     def context(self, max_positions: int) -> int:
         """Most tokens of one text, prompt and output together, for a model of `max_positions` positions."""

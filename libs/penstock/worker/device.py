@@ -14,14 +14,28 @@ from penstock.runtime.config import ConfigError
 
 
 def check_device(settings: EngineConfig) -> None:
-    """Raises ConfigError when the engine's device is not there, or can't compute in the engine's dtype."""
+    """Raises ConfigError when the engine's devices are not there, or can't compute in the engine's dtype."""
     if settings.device != "cpu":
         from penstock.engine.kernels.cuda.setup import check  # imported only for CUDA devices
 
-        try:
-            check(settled(settings, inspect(settings.model)).dtype, torch.device(settings.device))
-        except ValueError as error:
-            raise ConfigError("device", settings.device, str(error)) from error
+        dtype, devices = settled(settings, inspect(settings.model)).dtype, settings.devices
+        _check_count(settings, torch.cuda.device_count())
+        for device in devices:
+            try:
+                check(dtype, torch.device(device))
+            except ValueError as error:
+                which = "" if device == devices[0] else f"{device} is one of {len(devices)}: "
+                raise ConfigError("device", settings.device, f"{which}{error}") from error
+
+
+def _check_count(settings: EngineConfig, there: int) -> None:
+    """Raises ConfigError when several processes of this host are more than the devices for them, if there are any."""
+    numbers = [torch.device(device).index or 0 for device in settings.devices]
+    if len(numbers) > 1 and 0 < there <= max(numbers):
+        name = "tp" if settings.tp > 1 else "pp"
+        devices = f"{len(numbers)} CUDA devices from cuda:{numbers[0]} on"
+        right = f"needs {devices}, one for each process, and there are {there} in all: choose less, or other devices"
+        raise ConfigError(name, getattr(settings, name), right)
 
 
 def device_of(name: str) -> Device | None:

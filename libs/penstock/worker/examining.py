@@ -17,9 +17,8 @@ async def examined(engine: Engine, store: StoreClient, *, has_store: bool) -> Se
 
 
 def _kernels(engine: Engine) -> Finding:
-    device = engine.config.device
-    if device != "cpu":
-        return Finding("kernels", True, f"computes on {device}")
+    if engine.config.device != "cpu":
+        return Finding("kernels", True, f"computes on {' and '.join(engine.config.devices)}")
     if engine.packed is not None:
         return Finding("kernels", True, "compiled for this processor")
     if reason := misfit(engine.checkpoint.config):

@@ -71,7 +71,7 @@ async def open_worker(
     """
     keep_to(config.cores)
     check_device(config.engine)
-    device = None if config.seal else device_of(config.engine.device)
+    device = None if config.seal or config.engine.pages_on_host else device_of(config.engine.device)
     lends = config.lend and bool(config.kvstore) and role != router_pb2.ROLE_PREFILL and not config.seal
     settings = replace(config.engine, shared_pages=lends, stages_apart=bool(config.stage_hosts))
     member = MemberIdentity.of(config.member_tls, "worker")

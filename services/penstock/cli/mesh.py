@@ -394,7 +394,8 @@ def _decided(options: MeshOptions) -> tuple[MeshOptions, str]:
     if apart:
         what = f"prefill and decode are workers of their own{why}"
         return replace(options, prefill=1), f"{what}; --aggregated makes them one"
-    where = f"{available_cores()} cores" if on_cpu else "one device"
+    devices = "the same devices" if options.engine.split else "one device"
+    where = f"{available_cores()} cores" if on_cpu else devices
     what = f"one worker is prefill and decode: on {where} two would wait for each other{why}"
     return replace(options, aggregated=True), f"{what}; --prefill 1 makes them two"
 

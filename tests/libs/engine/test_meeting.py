@@ -87,7 +87,9 @@ def test_steps_are_heard_as_they_are_told(steps):
             PlainRows(ids, 3 * number, 1, (name, version), [version * 100 + page for page in range(length)], None)
             for name, version, length, ids in step
         ]
-        assert listener.hear(teller.tell(runs, number % 2 == 0, [])) == (runs, number % 2 == 0, (0, 0, 0), [])
+        changed = [number, 7], [number + 1]
+        heard = listener.hear(teller.tell(runs, number % 2 == 0, [], changed=changed))
+        assert heard == (runs, number % 2 == 0, (0, 0, 0), [], *changed)
 
 
 def test_adapters_are_kept_until_they_are_forgotten():

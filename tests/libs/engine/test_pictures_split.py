@@ -21,6 +21,7 @@ SPLITS = [
     {"tp": 2, "pp": 2},
     {"tp": 2, "kernels": False},
     {"pp": 3, "kernels": False},
+    {"tp": 2, "pp": 2, "kernels": False, "pages_apart": True},
 ]
 
 

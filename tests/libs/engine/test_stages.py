@@ -38,6 +38,22 @@ def test_the_slowest_stage_is_as_fast_as_it_can_be(layers, stages, before, behin
     assert slowest(found) == pytest.approx(min(map(slowest, every)))
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_on_cuda_devices_bytes_count(tmp_path, monkeypatch, tied):
+    """Those of the embedding and of the last matrix too; nothing is measured."""
+    monkeypatch.setattr(balance, "_measured", None)
+    found = inspect(write_checkpoint(tmp_path / "model", TinyModel(layers=8, vocab_size=2048, tied=tied)))
+    config = EngineConfig(model=found.path, dtype="float32", device="cuda", threads=1)
+    assert balance.stage_layers(found, config) == [range(8)]
+    layer = sum(info.nbytes for name, info in found.tensors.items() if name.startswith("model.layers.3."))
+    end = found.tensors["model.embed_tokens.weight"].nbytes
+    assert end > 2 * layer, "so much that it shows"
+    stages = balance.stage_layers(found, replace(config, pp=4))
+    assert [at for own in stages for at in own] == list(range(8))
+    sizes = [layer * len(own) + end * (number in (0, 3)) for number, own in enumerate(stages)]
+    assert max(sizes) == layer + end
+
+
 def test_the_last_matrix_counts():
     """Of equal layers the last stage has fewer."""
     assert divided([1.0] * 8, 2, 0.0, 2.0) == [range(5), range(5, 8)]

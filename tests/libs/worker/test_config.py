@@ -16,7 +16,7 @@ from penstock.engine.config import EngineConfig, EngineSettings
 from penstock.prefill.config import PrefillConfig
 from penstock.runtime.config import ConfigError, arguments, service_app
 
-HIDDEN = {"kernels", "stages_apart", "shared_pages", "stall_s", "again_s"}
+HIDDEN = {"kernels", "stages_apart", "shared_pages", "pages_apart", "one_device", "stall_s", "again_s"}
 OPTIONS = [field.name for field in fields(EngineSettings) if field.name not in HIDDEN]
 
 

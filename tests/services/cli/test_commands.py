@@ -358,6 +358,7 @@ def test_the_processes_of_a_mesh() -> None:
         (5, {"decode": 2}, ["decode-0", "decode-1"], "on 5 cores"),
         (8, {"decode": 2}, ["prefill-0", "decode-0", "decode-1"], "workers of their own"),
         (64, {"engine": EngineSettings(device="cuda")}, ["decode-0"], "on one device two would wait"),
+        (64, {"engine": EngineSettings(device="cuda", tp=2)}, ["decode-0"], "on the same devices two would wait"),
         (2, {"prefill": 1}, ["prefill-0", "decode-0"], ""),
         (64, {"aggregated": True}, ["decode-0"], ""),
     ],

@@ -1,5 +1,5 @@
 """How the layers of a model are divided among stages: so that all take as long, by what one of each kind is measured to
-take here, and what else the first and the last have to do.
+take here, and what else the first and the last have to do. On CUDA devices it is not measured.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from penstock.checkpoint import AdapterCheckpoint, Checkpoint, Rank, part_of, remembered_fingerprint
+from penstock.checkpoint import EMBEDDING, HEAD, AdapterCheckpoint, Checkpoint, Rank, part_of, remembered_fingerprint
 from penstock.engine.config import EngineConfig
 from penstock.engine.forward.runner import CACHE, Runner
 from penstock.engine.kernels.cpu.forms import processor
@@ -39,6 +39,7 @@ from penstock.runtime.private import locked
 _ROWS, _CONTEXT = 8, 256
 """What is measured: a step of so many streams, with so many tokens each."""
 _TIMES = 5
+_LAYER = "model.layers."
 _log = logging.getLogger(__name__)
 
 
@@ -47,6 +48,8 @@ def stage_layers(checkpoint: Checkpoint, config: EngineConfig) -> list[range]:
     count = checkpoint.config.n_layers
     if config.pp == 1:
         return [range(count)]
+    if config.device != "cpu":
+        return _by_bytes(checkpoint, config)
     if sum(file.stat().st_size for file in checkpoint.weight_files) < SMALL_BYTES:
         return _chosen(checkpoint, config)
     with suppress(OSError):
@@ -58,6 +61,17 @@ def stage_layers(checkpoint: Checkpoint, config: EngineConfig) -> list[range]:
                 write_note(note, ends)
         return [range(*bounds) for bounds in pairwise([0, *map(int, ends.split(","))])]
     return _chosen(checkpoint, config)
+
+
+def _by_bytes(checkpoint: Checkpoint, config: EngineConfig) -> list[range]:
+    """So that no device has more bytes of weights than need be, as `penstock plan` divides them: they take its memory,
+    and most of the time of a step goes into reading them."""
+    sizes = [0] * checkpoint.config.n_layers
+    for name, info in checkpoint.tensors.items():
+        if name.startswith(_LAYER):
+            sizes[int(name.removeprefix(_LAYER).partition(".")[0])] += info.nbytes
+    head = EMBEDDING if checkpoint.config.tied else HEAD
+    return divided(sizes, config.pp, checkpoint.tensors[EMBEDDING].nbytes, checkpoint.tensors[head].nbytes)
 
 
 def _subject(checkpoint: Checkpoint, config: EngineConfig) -> str:
@@ -174,6 +188,10 @@ class _Probe:
     def add(self, own: Tensor) -> Tensor:
         """There is nobody else."""
         return own
+
+    def pages_at(self, place: torch.device) -> PageMemory:
+        """Those that it has."""
+        return self.memory
 
     def adapter(self, found: AdapterCheckpoint) -> AdapterCheckpoint:
         """It has none."""

@@ -31,10 +31,11 @@ from penstock.engine.forward.model import set_threads
 from penstock.engine.forward.runner import CACHE, Runner
 from penstock.engine.kernels.cpu.meeting import SharedGroup
 from penstock.engine.pictures.shown import ShownRows
-from penstock.engine.ranks.group import RankGroup, TorchGroup, shared_layout, shared_room
+from penstock.engine.ranks.apart import PagesApart
+from penstock.engine.ranks.group import RankGroup, open_group, shared_layout, shared_room
 from penstock.engine.ranks.messages import PassedAt, Setup, StepListener, ToldAdapter, receive, send
 from penstock.engine.ranks.parent import with_parent
-from penstock.engine.ranks.place import RankStep
+from penstock.engine.ranks.place import RankStep, rank_config
 from penstock.engine.ranks.stages import PassingRoom, Pipes, put_features, taps_of
 from penstock.engine.ranks.window import PageWindow
 from penstock.engine.step.batch import Rows
@@ -50,12 +51,15 @@ class Following:
 
     def __init__(self, setup: Setup, pipes: Pipes) -> None:
         """Raises CheckpointError, MapError."""
-        config = setup.engine
+        config = rank_config(setup.engine, setup.stage, setup.rank)
         self._pipes = pipes
         self.at = PassedAt()
         """Of the step."""
         self.shown: ShownRows | None = None
         """Of the step, in the first stage."""
+        self.changed: tuple[Sequence[int], Sequence[int]] = ((), ())
+        """Pages that were written before the step, and those that were cleared."""
+        self._apart: PagesApart | None = None
         self.stages, self.alone = len(setup.stages), setup.ranks == 1
         own = range(*setup.stages[setup.stage])
         whole = inspect(config.model, config.max_model_len or None)
@@ -95,11 +99,16 @@ class Following:
         """Returns when all ranks are there. Raises RankLost."""
         setup = self.setup
         if self._group is None and setup.ranks > 1:
-            self._group = TorchGroup(setup.meeting, setup.rank, self._columns)
+            self._group = open_group(setup.meeting, setup.rank, self._columns, self.config)
 
     def add(self, own: Tensor) -> Tensor:
         """See RankGroup."""
         return own if self._group is None else self._group.add(own)
+
+    def pages_at(self, place: torch.device) -> PageMemory:
+        """See RankPlace."""
+        self._apart = PagesApart(self.memory, self.checkpoint, place)
+        return self._apart.own
 
     def adapter(self, found: AdapterCheckpoint) -> AdapterCheckpoint:
         """What this rank has of it."""
@@ -114,6 +123,8 @@ class Following:
         said what is shown."""
         stage, (place, row, sample, _) = self.setup.stage, self.at
         states = None
+        if self._apart is not None:
+            self._apart.bring(*self.changed)
         if stage:
             self._pipes.wait()
             states = self._states[stage - 1, place, row : row + sum(run.tokens for run in order)]
@@ -123,14 +134,18 @@ class Following:
             if last and self._group is not None:
                 found = self._group.gather(own)
                 own = own if found is None else found
+            if self._group is not None:
+                self._group.wait()
             if last and first and stage:
-                self._logits[place, sample : sample + len(own)] = own
+                self._logits[place, sample : sample + len(own)].copy_(own)
             elif first and not last:
-                self._states[stage, place, row : row + len(own)] = own
+                self._states[stage, place, row : row + len(own)].copy_(own)
                 self._pipes.tell()
             return own
 
         yield RankStep(states, give, self.shown)
+        if self._apart is not None:
+            self._apart.take_back(order)
 
     def give_features(self, features: Features) -> None:
         """To rank 0, which knows of them when the step is answered."""
@@ -156,7 +171,7 @@ def follow(lead: socket.socket) -> None:
             if isinstance(told, ToldAdapter):
                 send(lead, _load_adapter(told, place, runner, listener).encode())
                 continue
-            place.at = told.at
+            place.at, place.changed = told.at, (told.written, told.cleared)
             place.shown = _shown(told.shown, lead) if told.shown and not setup.stage else None
             features = runner.features(told.runs)
             with torch.inference_mode():

@@ -111,8 +111,7 @@ def load_model(
     """The model and the name of its KV. `launch` starts other ranks; None: as processes. `away` start what speaks for
     the stages but the first, where these are on other hosts. Raises CheckpointError, ConfigError, and RankLost when
     another rank can't load its part."""
-    split = config.tp > 1 or config.pp > 1
-    runner = _in_ranks(checkpoint, config, launch, away) if split else Runner(checkpoint, config)
+    runner = _in_ranks(checkpoint, config, launch, away) if config.split else Runner(checkpoint, config)
     token, tokens = runner.memory.block_bytes // config.block_size, config.pages * config.block_size
     _log.info("KV of %d tokens fits: %d bytes each in %s, %.0f MiB", tokens, token, config.kv, tokens * token / 2**20)
     spec = KvSpec(
@@ -143,7 +142,7 @@ def _in_ranks(checkpoint: Checkpoint, config: EngineConfig, launch: Launch | Non
         away=away,
     )
     try:
-        runner = Runner(lead.checkpoint, config, lead)
+        runner = Runner(lead.checkpoint, lead.config, lead)
         lead.meet()
     except BaseException:
         lead.close()

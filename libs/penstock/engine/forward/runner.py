@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -72,6 +72,16 @@ class StepsOnDevice(Protocol):
         """float32 [samples, vocab] of runs in the order of `arrange`; fills `features`."""
         ...
 
+    def piece(
+        self,
+        order: Sequence[Rows],
+        shown: ShownRows | None = None,
+        features: Features | None = None,
+        states: Tensor | None = None,
+    ) -> Tensor:
+        """What the layers that are here make of rows, see Decoder; with `shown` in the place of tokens' embeddings."""
+        ...
+
 
 class HeadWindow(KvMemory, Protocol):
     """Some KV heads of a memory."""
@@ -106,6 +116,11 @@ class RankPlace(Protocol):
     @property
     def window(self) -> HeadWindow:
         """The heads of this process in them."""
+        ...
+
+    def pages_at(self, place: torch.device) -> PageMemory:
+        """Takes memory there for this process's layers and heads of the pages. Its steps compute in them from now on;
+        around each, what others have to see is copied."""
         ...
 
     def add(self, own: Tensor) -> Tensor:
@@ -193,8 +208,9 @@ class Runner:
             self.memory = PageMemory(model, config.pages, config.block_size, kept, _CPU, shared=config.shared_pages)
         else:
             self.memory = among.memory
-        self._build(checkpoint, config, weights, compute)
-        if machine is None or not CompiledDecoder.fits(model):
+        apart = among.pages_at(_CPU) if among is not None and config.copies_pages else None
+        self._build(checkpoint, config, weights, compute, apart)
+        if machine is None or apart is not None or not CompiledDecoder.fits(model):
             return
         if among is None:
             self._compiled = CompiledDecoder(machine, model, weights, self.decoder.tables[0], self.memory)
@@ -226,32 +242,47 @@ class Runner:
 
         model, place, kept = checkpoint.config, torch.device(config.device), _WEIGHTS[config.dtype]
         cuda.check(config.dtype, place)
-        with cuda.uploading(checkpoint, place) as upload:
-            cache, own = CACHE[config.kv], cuda.memory_on(place)
-            self.memory = PageMemory(model, config.pages, config.block_size, cache, place, memory=own)
-            attention = cuda.attention_for(model, self.memory) if config.kernels else None
+        with cuda.uploading(checkpoint, place) if self.ranks is None else nullcontext() as upload:
+            if self.ranks is None:
+                cache, own = CACHE[config.kv], cuda.memory_on(place)
+                self.memory = pages = PageMemory(model, config.pages, config.block_size, cache, place, memory=own)
+            else:
+                cuda.use(place)
+                self.memory, pages = self.ranks.memory, self.ranks.pages_at(place)
+            attention = cuda.attention_for(model, pages) if config.kernels else None
             keep = cuda.keep_for(config.dtype, place)
-            weights = load_weights(checkpoint, kept, place, keep=keep, source=upload.take)
-        if config.kernels and model.experts is not None:
+            source = None if upload is None else upload.take
+            unused = StoredTable(checkpoint.tensors[EMBEDDING]) if checkpoint.layers.start else None
+            weights = load_weights(checkpoint, kept, place, keep=keep, source=source, table=unused)
+        if config.kernels and model.experts is not None and not config.redundant_experts:  # whose rows are counted
             cuda.group_experts(weights, model.activation, place)
-        self._build(checkpoint, config, weights, kept)
+        self._build(checkpoint, config, weights, kept, pages)
         if config.kernels:
             self._device = cuda.steps_for(
                 self.decoder,
-                self.memory,
+                pages,
                 self._builder,
                 attention,
                 most_sequences=config.max_running,
                 max_positions=config.context(model.max_positions),
+                capture=self.ranks is None,
             )
 
-    def _build(self, checkpoint: Checkpoint, config: EngineConfig, weights: Weights, compute: torch.dtype) -> None:
-        """`compute` is the type of activations."""
+    def _build(
+        self,
+        checkpoint: Checkpoint,
+        config: EngineConfig,
+        weights: Weights,
+        compute: torch.dtype,
+        pages: PageMemory | None,
+    ) -> None:
+        """`compute` is the type of activations; `pages` are those in which steps compute, None: those that all
+        processes map."""
         model, pictures = checkpoint.config, checkpoint.pictures
         self._adapter_dtype = _WEIGHTS[config.dtype]
         rank = None if checkpoint.part is None else checkpoint.part.rank
         self._groups, self._copies = (1, None) if rank is None else (rank.expert_groups, rank.copies)
-        place = self.memory.data.device
+        place = weights.norm.device
         self._compute, self._place = compute, place
         self.decoder = Decoder(model, weights, config.context(model.max_positions), compute)
         if pictures is not None and (self.ranks is None or self.ranks.leads):
@@ -259,10 +290,12 @@ class Runner:
         draws = native_draws() if config.kernels and place.type == "cpu" else None
         self.sampler = Sampler(self._vocab_size, place, draws)
         among = self.ranks
-        self._kv: KvMemory = self.memory
+        self._kv: KvMemory = self.memory if pages is None else pages
         self._expert_rows = weights.expert_rows
         if among is not None:
-            self._kv, self.decoder.add = among.window, among.add
+            self.decoder.add = among.add
+            if pages is None:
+                self._kv = among.window
             if among.counted is not None:
                 own = checkpoint.layers
                 weights.count_in(among.counted[own.start : own.stop])
@@ -357,20 +390,21 @@ class Runner:
     def _passed(self, passed: Passed, features: Features | None) -> Tensor:
         """The logits of a step that is on its way through the stages."""
         assert self._first is not None
-        return self._first.logits(passed, features)
+        return self._first.logits(passed, features).to(self._place)
 
     def logits(self, order: Sequence[Run], features: Features | None = None) -> Tensor:
         """float32 [samples, vocab]; leaves the runs' keys and values in the memory, and fills `features`. The kernels
         take runs in any order, torch in that of `arrange`."""
         if self._first is not None:
-            return self._first.logits(self._first.launch(order, self), features)
+            return self._passed(self._first.launch(order, self), features)
         compiled = self._compiled is not None and self.takes(order)
-        if self._device is not None and not self._shows(order):
+        if self._device is not None and self.ranks is None and not self._shows(order):
             return self._device.logits(order, features)
         return self.compute(order, compiled, features)
 
     def compute(self, order: Sequence[Rows], compiled: bool, features: Features | None = None) -> Tensor:
-        """As `logits`, on a CPU, by the kernels in one call or by torch. With several ranks the others do it too."""
+        """As `logits`, without captured steps: by the kernels of a CPU in one call, or by torch. With several ranks the
+        others do it too."""
         shown = self.rows_shown(order)
         if self.ranks is None:
             return self.compute_piece(order, compiled, shown, features)
@@ -392,6 +426,11 @@ class Runner:
         """What the layers of this process make of rows; `states` is what those before have made of them."""
         if compiled and self._compiled is not None:
             return self._compiled.forward(order, features, states)
+        states = None if states is None else states.to(self._place)
+        if shown is not None:
+            shown = ShownRows(shown.rows.to(self._place), shown.embeddings.to(self._place))
+        if self._device is not None:
+            return self._device.piece(order, shown, features, states)
         batch = self._builder.build(order)
         batch.shown = shown
         return self.decoder.forward(batch, self._kv, features, states)

@@ -53,8 +53,11 @@ class Routed:
     """What all tokens go through as well."""
     grouped: bool = False
     """Computed by `grouped`; the matrices are tensors then."""
+    places: Tensor | None = None
+    """int64 [experts, 3], where the matrices are: the place of each expert's, its turn and its copies; an expert that
+    the process does not have has the place behind the last. None: it has all. For `grouped`."""
     rows: npt.NDArray[np.int64] | None = None
-    """[experts]: how many rows have chosen each so far; None: they are not counted."""
+    """[experts]: how many rows have chosen each so far, counted by `routed`; None: they are not."""
     adapted: AddsToExperts | None = None
     """What adapters add in one step; None: nothing."""
 
@@ -64,7 +67,7 @@ def feed_forward(x: Tensor, block: Dense | Routed, activation: str, positions: T
     their texts, which count where experts have copies."""
     if isinstance(block, Routed):
         at_once = block.grouped and block.adapted is None
-        chosen = grouped(x, block, activation) if at_once else routed(x, block, activation, positions)
+        chosen = (grouped if at_once else routed)(x, block, activation, positions)
         return chosen if block.shared is None else chosen + feed_forward(x, block.shared, activation)
     inner = _gated(linear(x, block.gate_up, block.gate_up_bias), activation)
     return linear(inner, block.down, block.down_bias)
@@ -83,7 +86,7 @@ def routed(x: Tensor, block: Routed, activation: str, positions: Tensor | None =
     order = chosen.flatten().argsort(stable=True)
     tokens = order // rule.per_token
     shares = shares.flatten().index_select(0, order).unsqueeze(1)
-    counted = torch.bincount(chosen.flatten(), minlength=block.router.shape[1])
+    counted = torch.bincount(chosen.flatten(), minlength=block.router.shape[1]).cpu()
     if block.rows is not None:
         block.rows += counted.numpy()
     ends = counted.cumsum(0).tolist()
@@ -112,15 +115,16 @@ def routed(x: Tensor, block: Routed, activation: str, positions: Tensor | None =
     return mixed.to(x.dtype)
 
 
-def grouped(x: Tensor, block: Routed, activation: str) -> Tensor:
+def grouped(x: Tensor, block: Routed, activation: str, positions: Tensor | None = None) -> Tensor:
     """Computes `routed` with one product for all experts each way, whose rows the device alone counts: the host waits
     for nothing, so that the step can be captured. Its sums are in the same order."""
     rule, gate_up, down = block.rule, block.gate_up, block.down
     assert isinstance(gate_up, Tensor) and isinstance(down, Tensor), "grouped products need tensors"
     shares, chosen = choose(x, block)
     chosen, by = chosen.sort(-1)
-    experts, order = chosen.flatten().sort(stable=True)
-    ends = torch.searchsorted(experts, torch.arange(rule.count, device=x.device), right=True, out_int32=True)
+    places = chosen if block.places is None else _places(chosen, block.places, len(gate_up), positions)
+    experts, order = places.flatten().sort(stable=True)
+    ends = torch.searchsorted(experts, torch.arange(len(gate_up), device=x.device), right=True, out_int32=True)
     given = x.index_select(0, order // rule.per_token)
     weights = shares.gather(1, by).flatten().index_select(0, order).unsqueeze(1)
     if rule.weighs_inputs:
@@ -128,11 +132,28 @@ def grouped(x: Tensor, block: Routed, activation: str) -> Tensor:
     inner = _gated(F.grouped_mm(given, gate_up, offs=ends), activation)
     said = F.grouped_mm(inner, down, offs=ends)
     weighted = said.float() if rule.weighs_inputs else said * weights
+    if block.places is not None:  # what others compute is behind the last group, in memory that nobody has written
+        weighted = weighted.masked_fill((experts == len(gate_up)).unsqueeze(1), 0)
     rows = torch.empty_like(weighted).index_copy_(0, order, weighted).view(len(x), rule.per_token, -1)
     mixed = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for number in range(rule.per_token):
         mixed += rows[:, number]
     return mixed.to(x.dtype)
+
+
+def held_places(held: Sequence[HeldExpert], experts: int) -> Tensor:
+    """The `places` of a process that has these of so many experts, on a CPU."""
+    places = torch.tensor([[len(held), 0, 1]]).repeat(experts, 1)
+    for place, (number, turn, copies) in enumerate(held):
+        places[number] = torch.tensor([place, turn, copies])
+    return places
+
+
+def _places(chosen: Tensor, places: Tensor, absent: int, positions: Tensor | None) -> Tensor:
+    """[N, per_token]: where the matrices of each token's experts are; `absent` for those that others compute."""
+    assert positions is not None, "copies take turns by position"
+    place, turn, copies = places[chosen].unbind(-1)
+    return torch.where(positions.unsqueeze(1) % copies == turn, place, absent)
 
 
 def choose(x: Tensor, block: Routed) -> tuple[Tensor, Tensor]:

@@ -37,7 +37,7 @@ class Decoder:
     def __init__(self, config: ModelConfig, weights: Weights, max_positions: int, dtype: torch.dtype) -> None:
         self.config = config
         self._weights = weights
-        device = weights.embedding.device
+        device = weights.norm.device
         self._dtype = dtype
         self._eps = torch.tensor(config.rms_eps, dtype=torch.float32, device=device)
         self._heads = heads_of(config, self._eps)

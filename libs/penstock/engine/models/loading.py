@@ -126,7 +126,7 @@ def load_weights(
         layers = [_layer(files, checkpoint, number, kept, compute or dtype) for number in checkpoint.layers]
         norm = files.norm("model.norm.weight")
         weights = Weights(embedding, layers, norm, head, checkpoint.layers.start)
-        if config.experts is not None and device.type == "cpu":
+        if config.experts is not None and (device.type == "cpu" or checkpoint.part is not None):
             weights.count_in(np.zeros((len(layers), config.experts.count), np.int64))
         return weights
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from penstock.checkpoint import ModelConfig
 from penstock.engine.config import EngineConfig, kv_token_bytes
 from penstock.engine.ranks.messages import ToldStep
+from penstock.engine.step.places import token_places
 from penstock.kv.bytes.arena import Layout
 
 _Bytes = NDArray[np.uint8]
@@ -124,16 +125,12 @@ class PiecePlace(NamedTuple):
     @classmethod
     def of(cls, told: ToldStep, tables: list[list[int]], block_size: int) -> PiecePlace:
         """`tables`: the pages of each run."""
-        pages, offsets = [], []
-        for run, table in zip(told.runs, tables, strict=True):
-            positions = np.arange(run.start, run.start + len(run.ids))
-            pages.append(np.asarray(table, np.intp)[positions // block_size])
-            offsets.append(positions % block_size)
+        runs = ((table, run.start, len(run.ids)) for run, table in zip(told.runs, tables, strict=True))
+        pages, offsets = token_places(runs, block_size)
         place, row, sample, feature = told.at
         samples = sum(run.samples for run in told.runs)
         features = sum(run.featured_tokens for run in told.runs)
-        at = np.concatenate(pages)
-        return cls(place, row, len(at), sample, samples, feature, features, at, np.concatenate(offsets))
+        return cls(place, row, len(pages), sample, samples, feature, features, pages, offsets)
 
     def in_features(self, taps: slice) -> tuple[int, slice, slice]:
         """Where those of a stage with these taps are, see PassedOn."""

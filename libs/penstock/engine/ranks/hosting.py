@@ -149,7 +149,7 @@ class _HostedStage:
     def _sums(self, whole: Checkpoint, config: EngineConfig) -> SharedMemory | None:
         """Where the ranks add what they compute; None: by torch.distributed."""
         ranks = self._setup.ranks
-        if not config.kernels or ranks == 1:
+        if not config.kernels or ranks == 1 or config.device != "cpu":
             return None
         room = shared_room(whole.config, config)
         arena = self._arena(shared_layout(ranks, room))

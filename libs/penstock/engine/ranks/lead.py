@@ -14,6 +14,7 @@ from threading import Lock
 from typing import Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -33,10 +34,11 @@ from penstock.engine.errors import RankLost
 from penstock.engine.kernels.cpu.build import NotBuilt
 from penstock.engine.kernels.cpu.meeting import SharedGroup
 from penstock.engine.pictures.shown import ShownRows
+from penstock.engine.ranks.apart import PagesApart
 from penstock.engine.ranks.followers import STEP_S, Launch, RankFollower, RankProcess
-from penstock.engine.ranks.group import RankGroup, TorchGroup, shared_layout, shared_room
+from penstock.engine.ranks.group import RankGroup, open_group, shared_layout, shared_room
 from penstock.engine.ranks.messages import PassedAt, Setup, SharedMemory, StepTeller, settings_of
-from penstock.engine.ranks.place import RankStep
+from penstock.engine.ranks.place import RankStep, rank_config
 from penstock.engine.ranks.stages import PassingRoom, pieces_of, pipes_between, put_features, taps_of
 from penstock.engine.ranks.window import PageWindow
 from penstock.engine.step.batch import Rows
@@ -109,6 +111,8 @@ class Lead:
         first, where these are on other hosts; none: all are here."""
         assert memory.arena is not None and len(away) in (0, len(stages) - 1)
         whole, ranks = checkpoint.config, config.tp
+        self.config = rank_config(config, 0, 0)
+        """As rank 0 has it."""
         self.vocab_size = whole.vocab_size
         self.stages, self.alone = len(stages), ranks == 1
         self.taps, self._own_taps = taps, taps_of(taps, stages[0])
@@ -148,7 +152,8 @@ class Lead:
             self.counted = counted if whole.experts is not None else None
             self._places = [*range(room.places)]
             """Free ones."""
-        memory.changes = PageChanges() if away else None
+        memory.changes = PageChanges() if away or config.copies_pages else None
+        self._apart: PagesApart | None = None
         speaking = [ranks, *(1 if away else ranks for _ in stages[1:])]
         """Followers of each stage, rank 0 of all among them."""
         pipes = pipes_between(speaking)
@@ -182,7 +187,7 @@ class Lead:
 
     def _share(self, model: ModelConfig, config: EngineConfig, stages: int) -> list[SharedMemory | None]:
         """Where the ranks of each stage of this host add what they compute."""
-        if not config.kernels or config.tp == 1:
+        if not config.kernels or config.tp == 1 or config.device != "cpu":
             return [None] * stages
         room = shared_room(model, config)
         arenas = [self._arena(shared_layout(config.tp, room)) for _ in range(stages)]
@@ -226,11 +231,16 @@ class Lead:
             follower.done()
             follower.patience(STEP_S)
         if self._group is None and len(self._columns) > 1:
-            self._group = TorchGroup(self._meeting(0), 0, self._columns)
+            self._group = open_group(self._meeting(0), 0, self._columns, self.config)
 
     def add(self, own: Tensor) -> Tensor:
         """See RankGroup."""
         return own if self._group is None else self._group.add(own)
+
+    def pages_at(self, place: torch.device) -> PageMemory:
+        """See RankPlace."""
+        self._apart = PagesApart(self.memory, self.checkpoint, place)
+        return self._apart.own
 
     @contextmanager
     def step(self, order: Sequence[Rows], compiled: bool, shown: ShownRows | None) -> Iterator[RankStep]:
@@ -245,27 +255,36 @@ class Lead:
             return found
 
         with self._together():
-            told = self._tell(partial(self._teller.tell, order, compiled, shown=shown), shown)
+            changed = self._changed()
+            told = self._tell(partial(self._teller.tell, order, compiled, shown=shown, changed=changed), shown)
+            self._bring(changed)
             yield RankStep(None, gather, shown)
+            group.wait()
+            self._take_back(order)
             self._done(told)
 
     def launch(self, order: Sequence[Rows], first: ComputesPieces) -> Passed:
         """Has a step computed by all stages, in pieces, and returns when the first has. There are as many steps on
         their way as stages at most. Raises as `step`."""
         pieces = [(piece, first.takes(piece), first.rows_shown(piece)) for piece in pieces_of(order, self.stages)]
-        row, changes = 0, self.memory.changes
+        row = 0
         with self._together():
             passed = Passed(self._places.pop())
             for piece, compiled, shown in pieces:
                 at = PassedAt(passed.place, row, passed.samples, passed.features)
-                message = partial(self._teller.tell, piece, compiled, at=at, shown=shown, changes=changes)
+                changed = self._changed()
+                message = partial(self._teller.tell, piece, compiled, at=at, shown=shown, changed=changed)
                 passed.told.append(self._tell(message, shown))
+                self._bring(changed)
                 features = first.features(piece)
                 states = first.compute_piece(piece, compiled, shown, features)
+                if self._group is not None:
+                    self._group.wait()
                 if features is not None:
                     put_features(self._features, at, self._own_taps, features)
-                self._states[0, passed.place, row : row + len(states)] = states
+                self._states[0, passed.place, row : row + len(states)].copy_(states)
                 self._pipes.tell()
+                self._take_back(piece)
                 row += len(states)
                 passed.samples += sum(run.samples for run in piece)
                 passed.features += sum(run.featured_tokens for run in piece)
@@ -281,6 +300,18 @@ class Lead:
             features.values.copy_(self._features[passed.place, : passed.features].flatten(1))
         self._places.append(passed.place)
         return self._logits[passed.place, : passed.samples]
+
+    def _changed(self) -> tuple[list[int], list[int]]:
+        """Pages that were written, and those that were cleared, since the last call, where somebody has to know."""
+        return ([], []) if self.memory.changes is None else self.memory.changes.take()
+
+    def _bring(self, changed: tuple[list[int], list[int]]) -> None:
+        if self._apart is not None:
+            self._apart.bring(*changed)
+
+    def _take_back(self, order: Sequence[Rows]) -> None:
+        if self._apart is not None:
+            self._apart.take_back(order)
 
     def adapter(self, found: AdapterCheckpoint) -> AdapterCheckpoint:
         """Has the others load their parts of an adapter, for which steps wait; what rank 0 has of it. Callable from any
@@ -316,7 +347,7 @@ class Lead:
     def _send(self, message: Callable[[list[str]], bytes], shown: ShownRows | None = None) -> _Told:
         told = _Told()
         content = message([self._forgotten.popleft() for _ in range(len(self._forgotten))])
-        embeddings = None if shown is None else shown.embeddings.float().numpy().tobytes()
+        embeddings = None if shown is None else shown.embeddings.float().cpu().numpy().tobytes()
         for follower in self._followers:
             follower.tell(content)
             if embeddings is not None and follower.stage == 0:
@@ -340,10 +371,10 @@ class Lead:
 
     def abandon(self) -> None:
         """Ends the other processes: whoever waits for one of them hears of it. Callable from any thread."""
-        if self.shared is not None:
-            self.shared.close()
         for follower in self._followers:
             follower.process.kill()
+        if self._group is not None:
+            self._group.close()
 
     def close(self) -> None:
         """Ends the other processes."""

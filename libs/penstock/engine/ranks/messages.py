@@ -18,7 +18,6 @@ from penstock.engine.config import EngineConfig
 from penstock.engine.layers.adapters import AdapterWeights
 from penstock.engine.pictures.shown import ShownRows
 from penstock.engine.step.batch import Rows
-from penstock.engine.step.changes import PageChanges
 from penstock.engine.step.pictures import PictureRows, Stretch, Turning
 from penstock.kv.bytes.arena import Arena, ArenaMap, Layout
 from penstock.runtime.exactly import receive_exactly
@@ -127,7 +126,7 @@ class ToldStep(msgspec.Struct, array_like=True, tag="step"):
     shown: list[int]
     """Rows that have embeddings of pictures. To the ranks of the first stage these come in the next message."""
     written: list[int] = []
-    """Pages that rank 0 has written since the step before, for stages that have other memory."""
+    """Pages that rank 0 has written since the step before, for stages and ranks that have other memory."""
     cleared: list[int] = []
     """Likewise, of zeros."""
 
@@ -170,6 +169,8 @@ class FollowedStep(NamedTuple):
     compiled: bool
     at: PassedAt
     shown: list[int]
+    written: list[int]
+    cleared: list[int]
 
 
 _Name = tuple[str, int, int]
@@ -194,9 +195,9 @@ class StepTeller:
         *,
         at: PassedAt = _ALONE,
         shown: ShownRows | None = None,
-        changes: PageChanges | None = None,
+        changed: tuple[list[int], list[int]] = ([], []),
     ) -> bytes:
-        """The message of a step."""
+        """The message of a step. `changed` are the pages that were written and cleared since the one before."""
         runs, known = [], set()
         for run in order:
             name = (*run.table, len(run.pages))
@@ -208,8 +209,7 @@ class StepTeller:
             runs.append(ToldRun(*told, run.featured_tokens))
         self._known = known
         rows = [] if shown is None else shown.rows.tolist()
-        written, cleared = ([], []) if changes is None else changes.take()
-        return self._encoder.encode(ToldStep(runs, compiled, forgotten, at, rows, written, cleared))
+        return self._encoder.encode(ToldStep(runs, compiled, forgotten, at, rows, *changed))
 
 
 class TableListener:
@@ -251,7 +251,7 @@ class StepListener:
             return heard
         told, tables = heard
         runs = [self._run(run, pages) for run, pages in zip(told.runs, tables, strict=True)]
-        return FollowedStep(runs, told.compiled, told.at, told.shown)
+        return FollowedStep(runs, told.compiled, told.at, told.shown, told.written, told.cleared)
 
     def keep(self, adapter: AdapterWeights) -> None:
         """Steps may name it from now on."""

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 from torch import Tensor
 
+from penstock.engine.config import EngineConfig
 from penstock.engine.pictures.shown import ShownRows
+
+
+def rank_config(config: EngineConfig, stage: int, rank: int) -> EngineConfig:
+    """As a rank of a stage has it: with the device on which it computes."""
+    first = 0 if config.stages_apart else stage * config.tp
+    return replace(config, device=config.devices[first + rank])
 
 
 class RankStep(NamedTuple):

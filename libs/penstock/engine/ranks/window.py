@@ -21,7 +21,7 @@ class PageWindow:
     def __init__(self, memory: PageMemory, heads: range) -> None:
         self.planes = memory.planes
         self.block_size = memory.block_size
-        self.n_layers = memory.n_layers
+        self.n_layers, self.first_layer = memory.n_layers, memory.first_layer
         self.first_head = heads.start
         self._all, self._width = memory.heads
         self._heads = len(heads)

@@ -143,7 +143,7 @@ class Batch:
     positions: Tensor
     """[N]."""
     places: Tensor
-    """[layers, planes, N]: where each row's keys and values go in PageMemory.vectors."""
+    """[layers, planes, N]: where each row's keys and values go in PageMemory.vectors, by the number of the layer."""
     groups: list[Group]
     """Cover all N rows except the leading ones."""
     sampled: Tensor | None
@@ -183,7 +183,8 @@ class BatchBuilder:
         self._dtype = dtype
         self._device = device
         self._windows = tuple(dict.fromkeys(windows))
-        layer = torch.arange(memory.n_layers, dtype=torch.int64, device=device).unsqueeze(1)
+        # Of layers before those of the memory there is a row too, which nobody reads, so that all have their numbers.
+        layer = torch.arange(-memory.first_layer, memory.n_layers, dtype=torch.int64, device=device).unsqueeze(1)
         self._run_offset = layer * memory.planes
         plane = torch.arange(memory.planes, dtype=torch.int64, device=device)
         self._place_offset = ((layer * memory.planes + plane) * memory.block_size).unsqueeze(2)

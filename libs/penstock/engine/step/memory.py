@@ -82,6 +82,8 @@ class KvMemory(Protocol):
     planes: int
     block_size: int
     n_layers: int
+    first_layer: int
+    """Of those that it has."""
 
     def store(self, places: Tensor, vectors: Tensor) -> None:
         """See PageMemory."""
@@ -111,18 +113,21 @@ class PageMemory:
         memory: DeviceMemory | None = None,
         shared: bool = False,
         content: memoryview | None = None,
+        layers: range | None = None,
     ) -> None:
-        """`memory` belongs to `device` when this is a CUDA device; None on a CPU. `shared`: other processes can map the
-        pages of a CPU. `content`: the pages of another process."""
+        """`memory` belongs to `device` when this is a CUDA device; None on a CPU, and for a part of other pages.
+        `shared`: other processes can map the pages of a CPU. `content`: the pages of another process. `layers`: those
+        that the pages have; None: all."""
         cuda = memory is not None
         form = config.kv
+        layers = range(config.n_layers) if layers is None else layers
         self._heads = (form.heads, form.width)
         self._scaled = dtype == torch.int8
         own, last = _page_shape(config, block_size, dtype)
-        shape = (pages + 1 + cuda, *own)
+        shape = (pages + 1 + cuda, len(layers), *own[1:])
         self.planes = form.planes
         self.block_size = block_size
-        self.n_layers = config.n_layers
+        self.n_layers, self.first_layer = len(layers), layers.start
         self._arena = memory.arena(math.prod(shape) * dtype.itemsize) if memory is not None else None
         self.arena: Arena | None = None
         """The pages as others map them, if they can; slot i is page i."""
@@ -141,7 +146,7 @@ class PageMemory:
         width = math.prod(last)
         self.strips = self.data.view(-1, block_size * width)
         """[pages * layers * planes, block_size * width]: strip (page * layers + layer) * planes is keys, if they are a
-        plane of their own, and the next one values."""
+        plane of their own, and the next one values; layers are counted from `first_layer` on."""
         self.vectors = self.data.view(-1, width)
         """[pages * layers * planes * block_size, width]: a token's row in one plane of one layer."""
         self._scratch = self.data.new_empty(0)

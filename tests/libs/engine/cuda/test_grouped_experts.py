@@ -10,9 +10,10 @@ import torch
 from tests.libs.engine.cuda.pretend import CUDA, Pretend
 from tests.libs.engine.test_feedforward import block_of, rule_of
 
+from penstock.checkpoint import HeldExpert
 from penstock.engine.kernels.cuda import experts
 from penstock.engine.kernels.cuda.capability import ungrouped
-from penstock.engine.layers.feedforward import Routed, grouped, naive_routed, routed
+from penstock.engine.layers.feedforward import Routed, grouped, held_places, naive_routed, routed
 
 RULES = [
     {},
@@ -30,6 +31,40 @@ def test_they_equal_the_naive_loop(rule, rows):
     found = grouped(x, block, "silu")
     torch.testing.assert_close(found, naive_routed(x, block, "silu"), atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(found, routed(x, block, "silu"), atol=1e-6, rtol=1e-6)
+
+
+HELD = [
+    [HeldExpert(number) for number in (0, 3, 4)],
+    [HeldExpert(1), HeldExpert(2, 1, 2), HeldExpert(7, 0, 3), HeldExpert(11)],
+    [HeldExpert(5)],
+]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("held", HELD)
+@pytest.mark.parametrize("rows", [1, 30])
+def test_they_equal_the_loop_over_the_experts_that_a_process_has(rule, held, rows):
+    """Whose copies take turns with those of others. Rows that have chosen none of them get zeros."""
+    torch.manual_seed(rows)
+    block, x = block_of(rule_of(12, 4, **rule), 16, 24), torch.randn(rows, 16)
+    block.gate_up, block.down = block.gate_up[: len(held)], block.down[: len(held)]
+    block.held, block.places = held, held_places(held, 12)
+    positions = torch.randint(0, 100, (rows,))
+    found = grouped(x, block, "silu", positions)
+    torch.testing.assert_close(found, routed(x, block, "silu", positions), atol=1e-6, rtol=1e-6)
+
+
+def test_experts_of_a_process_have_to_prove_themselves():
+    torch.manual_seed(1)
+    blocks = []
+    for held in ([HeldExpert(1, 1, 2), HeldExpert(3)], [HeldExpert(number) for number in range(5)]):
+        block = in_bfloat16(block_of(rule_of(5, 2), 16, 24))
+        block.gate_up, block.down, block.held = block.gate_up[: len(held)], block.down[: len(held)], held
+        blocks.append(block)
+    experts.group_experts(SimpleNamespace(layers=[SimpleNamespace(mlp=block) for block in blocks]), "silu", (9, 0))
+    assert all(block.grouped for block in blocks)
+    assert blocks[0].places.tolist() == [[2, 0, 1], [0, 1, 2], [2, 0, 1], [1, 0, 1], [2, 0, 1]]
+    assert blocks[1].places is None, "it has all"
 
 
 def test_they_equal_the_loop_over_experts_in_bfloat16():

@@ -8,15 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors import safe_open
-from tests.libs.engine.cuda.pretend import CUDA, Pretend, there
-from tests.libs.engine.cuda.test_steps import BLOCK, PAGES, Recorder, play, run_of
+from tests.libs.engine.cuda.pretend import CUDA, there
+from tests.libs.engine.cuda.test_steps import BLOCK, PAGES, play, run_of
 
 from penstock.checkpoint import SUPPORTED, inspect
 from penstock.engine.config import EngineConfig
 from penstock.engine.forward.runner import Runner
-from penstock.engine.kernels.cuda import copies, setup, streams
-from penstock.engine.kernels.cuda.paged import GatherPaged, Heads
+from penstock.engine.kernels.cuda import copies
 from penstock.engine.request import SamplingParams
 from penstock.engine.sampling.choice import Choice
 from penstock.engine.sampling.sampler import Sampler
@@ -29,36 +27,6 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a re
 
 def config_of(directory: Path, **fields) -> EngineConfig:
     return EngineConfig(model=directory, kv_pool_tokens=PAGES * BLOCK, block_size=BLOCK, max_model_len=160, **fields)
-
-
-@pytest.fixture
-def pretend(monkeypatch):
-    mode = Pretend()
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: mode.stream)
-    monkeypatch.setattr(streams, "current", lambda device: nullcontext())
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (8, 0))
-    monkeypatch.setattr(setup, "check", lambda dtype, device: None)
-    monkeypatch.setattr(setup, "CudaCapture", Recorder)
-    copies = SimpleNamespace(mark=lambda wait: mode.waits.append("mark") if wait else None)
-    memory = SimpleNamespace(arena=lambda nbytes: None, copies=lambda content: copies)
-    monkeypatch.setattr(setup, "memory_on", lambda device: memory)
-
-    def gathering(config, of):
-        if config.latent is not None:
-            return None  # as no backend reads such pages
-        backend = GatherPaged(Heads.of(config), of)
-        backend.most_rows = 8
-        return backend
-
-    def take(info):
-        with safe_open(info.file, framework="pt") as stored:
-            tensor = stored.get_tensor(info.name)
-        return tensor.to(CUDA)
-
-    monkeypatch.setattr(setup, "attention_for", gathering)
-    monkeypatch.setattr(setup, "uploading", lambda checkpoint, device: nullcontext(SimpleNamespace(take=take)))
-    with mode:
-        yield mode
 
 
 @pytest.mark.parametrize("architecture", SUPPORTED)

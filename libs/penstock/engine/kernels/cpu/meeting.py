@@ -70,6 +70,9 @@ class SharedGroup:
                 begin += count
         return found
 
+    def wait(self) -> None:
+        """See RankGroup: it is done already."""
+
     def close(self) -> None:
         """Nobody waits any more. Callable from any thread."""
         self._memory[0] = 1

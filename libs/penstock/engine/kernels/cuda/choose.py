@@ -105,12 +105,14 @@ def disproof(backend: PagedAttention, config: ModelConfig, memory: PageMemory) -
     own = Heads.of(config)
     generator = torch.Generator(memory.data.device).manual_seed(2)
     shape = (used, 2, size, own.kv_heads, own.dim)
-    layers = {window: layer for layer, window in enumerate(own.windows)}
+    first = memory.first_layer
+    layers = {own.windows[layer]: layer for layer in range(first, first + memory.n_layers)}
     worst = 0.0
     try:
         for window, layer in layers.items():
             content = torch.randn(shape, generator=generator, device=memory.data.device)
-            memory.data[torch.tensor(pages[:used], device=memory.data.device), layer] = content.to(memory.data.dtype)
+            there = torch.tensor(pages[:used], device=memory.data.device)
+            memory.data[there, layer - first] = content.to(memory.data.dtype)
             for rows in ([1, 1, 1, 1], [1, 3, 2, 2]):
                 host = host_paged(ends, rows, tables, max(map(len, tables)))
                 paged = on_device(host, memory.data.device)

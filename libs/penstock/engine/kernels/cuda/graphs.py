@@ -35,8 +35,11 @@ class Forward(Protocol):
         """Whether the host waits for the device in the middle of a step."""
         ...
 
-    def forward(self, batch: Batch, memory: PageMemory, features: Features | None = None) -> Tensor:
-        """float32 [samples, vocab]; leaves the rows' keys and values in the page memory, and fills `features`."""
+    def forward(
+        self, batch: Batch, memory: PageMemory, features: Features | None = None, states: Tensor | None = None
+    ) -> Tensor:
+        """float32 [samples, vocab]; leaves the rows' keys and values in the page memory, and fills `features`. Of some
+        of the model's layers as Decoder says."""
         ...
 
 

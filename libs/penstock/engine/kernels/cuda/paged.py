@@ -108,12 +108,12 @@ class PagedAttention(Protocol):
 
 def keys_of(memory: PageMemory, layer: int) -> Tensor:
     """The keys of one layer: a view, [pages, block, kv_heads, head_dim]."""
-    return memory.data[:, layer, 0]
+    return memory.data[:, layer - memory.first_layer, 0]
 
 
 def values_of(memory: PageMemory, layer: int) -> Tensor:
     """The values of one layer: a view, [pages, block, kv_heads, head_dim]."""
-    return memory.data[:, layer, 1]
+    return memory.data[:, layer - memory.first_layer, 1]
 
 
 def host_paged(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from penstock.checkpoint import Checkpoint, ModelConfig
-from penstock.engine.kernels.cuda import experts
+from penstock.engine.kernels.cuda import experts, streams
 from penstock.engine.kernels.cuda.capability import check_dtype
 from penstock.engine.kernels.cuda.choose import candidates, choose
 from penstock.engine.kernels.cuda.graphs import CudaCapture, Forward
@@ -40,6 +40,11 @@ def check(dtype: str, device: torch.device) -> None:
             f"device {device} was asked for, but there are only {torch.cuda.device_count()}, and the first is cuda:0"
         )
     check_dtype(dtype, torch.cuda.get_device_capability(device))
+
+
+def use(device: torch.device) -> None:
+    """The calling thread computes on this device alone."""
+    streams.use(device)
 
 
 def uploading(checkpoint: Checkpoint, device: torch.device) -> AbstractContextManager[Upload]:
@@ -112,14 +117,16 @@ def steps_for(
     *,
     most_sequences: int,
     max_positions: int,
+    capture: bool,
 ) -> DeviceSteps:
-    """Computes the model's steps, captured where that is possible. Without `attention`, torch gathers pages."""
+    """Computes the model's steps, with `capture` as graphs where that is possible. Without `attention`, torch gathers
+    pages."""
     return DeviceSteps(
         decoder,
         memory,
         builder,
         attention,
-        capture=CudaCapture(),
+        capture=CudaCapture() if capture else None,
         most_sequences=most_sequences,
         max_positions=max_positions,
     )

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 from torch import Tensor
 
 from penstock.engine.kernels.cuda import streams
 from penstock.engine.kernels.cuda.graphs import Capture, Forward, GraphSteps
 from penstock.engine.kernels.cuda.paged import PagedAttention, host_paged, on_device
-from penstock.engine.step.batch import Batch, BatchBuilder, Leading, turned_apart
+from penstock.engine.pictures.shown import ShownRows
+from penstock.engine.step.batch import Batch, BatchBuilder, Leading, Rows, turned_apart
 from penstock.engine.step.features import Features
 from penstock.engine.step.memory import PageMemory
 from penstock.engine.step.run import Run
 
 
 class DeviceSteps:
-    """Computes the steps of one model over one page memory, whose last page is a scratch page."""
+    """Computes the steps of one model, or of a part of one, over one page memory. Where steps are captured, its last
+    page is a scratch page."""
 
     def __init__(
         self,
@@ -55,9 +58,23 @@ class DeviceSteps:
                 logits = self._graphs.logits(order)
                 if logits is not None:
                     return logits
-            return self._decoder.forward(self._build(order), self._memory, features)
+        return self.piece(order, features=features)
 
-    def _build(self, order: Sequence[Run]) -> Batch:
+    def piece(
+        self,
+        order: Sequence[Rows],
+        shown: ShownRows | None = None,
+        features: Features | None = None,
+        states: Tensor | None = None,
+    ) -> Tensor:
+        """What the layers that are here make of rows, see Decoder; with `shown` in the place of tokens' embeddings. Not
+        captured."""
+        with streams.current(self._memory.data.device):
+            batch = self._build(order)
+            batch.shown = shown
+            return self._decoder.forward(batch, self._memory, features, states)
+
+    def _build(self, order: Sequence[Rows]) -> Batch:
         short = self._short(order)
         batch = self._builder.build(order, len(short))
         if short:
@@ -67,14 +84,15 @@ class DeviceSteps:
                 batch.last_leading = self._leading(short, [run.samples for run in short])
         return batch
 
-    def _short(self, order: Sequence[Run]) -> Sequence[Run]:
-        """The runs that the backend takes. They come first, because runs are ordered by their rows."""
+    def _short(self, order: Sequence[Rows]) -> Sequence[Rows]:
+        """The first runs, as far as the backend takes them: runs are ordered by their rows, but for those of which a
+        piece has only a part."""
         if self._attention is None:
             return []
         most = self._attention.most_rows
-        return [run for run in order if most is None or run.tokens <= most]
+        return [*takewhile(lambda run: most is None or run.tokens <= most, order)]
 
-    def _leading(self, runs: Sequence[Run], rows: Sequence[int]) -> Leading | None:
+    def _leading(self, runs: Sequence[Rows], rows: Sequence[int]) -> Leading | None:
         """The attention of the last `rows[i]` rows of each run; runs with no rows are left out."""
         assert self._attention is not None
         some = [(run, count) for run, count in zip(runs, rows, strict=True) if count]

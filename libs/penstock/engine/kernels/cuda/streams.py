@@ -19,6 +19,11 @@ def recorded(stream: torch.cuda.Stream) -> torch.cuda.Event:
     return event
 
 
+def use(device: torch.device) -> None:
+    """Makes `device` the calling thread's device from now on, so that nothing of it takes memory on the first one."""
+    torch.cuda.set_device(device)
+
+
 def current(device: torch.device) -> AbstractContextManager[object]:
     """Makes `device` the calling thread's device: kernels and captures that are not torch's use that one. On a CPU it
     does nothing."""
