@@ -171,8 +171,8 @@ class DeviceGroup(TorchGroup):
         return own
 
     def _abort(self) -> None:
-        """In a thread of its own: it may take a while."""
-        Thread(target=self._group.abort, name="abort", daemon=True).start()
+        """In a thread of its own, which the process waits for when it ends: it may take a while."""
+        Thread(target=self._group.abort, name="abort").start()
 
     def _call(self, begin: Callable[[], Any]) -> None:
         if self._closed:
