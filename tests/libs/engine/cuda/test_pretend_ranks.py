@@ -95,16 +95,10 @@ def test_adapters_are_where_the_ranks_are(tmp_path, pretend, split):
     def said(runner):
         weights, texts = runner.load_adapter(adapter), [list(range(20)), list(range(30, 64))]
         for step in range(6):
+            starts = [step and len(text) - 1 for text in texts]
             runs = [
-                run_of(
-                    text,
-                    first := step and len(text) - 1,
-                    len(text) - first,
-                    list(range(8 * at + 1, 8 * at + 9)),
-                    (),
-                    2 * at,
-                )
-                for at, text in enumerate(texts)
+                run_of(text, start, len(text) - start, list(range(8 * at + 1, 8 * at + 9)), (), 2 * at)
+                for at, (text, start) in enumerate(zip(texts, starts, strict=True))
             ]
             runs[1].adapter = weights
             for text, answer in zip(texts, runner.step(runs), strict=True):
