@@ -105,6 +105,11 @@ class Following:
         """See RankGroup."""
         return own if self._group is None else self._group.add(own)
 
+    def close(self) -> None:
+        """Leaves a group of torch's. One in shared memory is rank 0's."""
+        if self._group is not None and self._group is not self.shared:
+            self._group.close()
+
     def pages_at(self, place: torch.device) -> PageMemory:
         """See RankPlace."""
         self._apart = PagesApart(self.memory, self.checkpoint, place)
@@ -156,7 +161,7 @@ class Following:
 def follow(lead: socket.socket) -> None:
     """Computes what rank 0 tells until that ends. What goes wrong is told to rank 0, and raised: RankLost when another
     rank has ended, CheckpointError and ConfigError for its part of the model."""
-    pipes = Pipes(None, ())
+    pipes, place = Pipes(None, ()), None
     try:
         setup = msgspec.msgpack.decode(receive(lead), type=Setup)
         pipes = Pipes.receive(lead, setup.pipes, reads=setup.stage > 0)
@@ -187,6 +192,8 @@ def follow(lead: socket.socket) -> None:
         raise
     finally:
         pipes.close()
+        if place is not None:
+            place.close()
 
 
 def _shown(rows: list[int], lead: socket.socket) -> ShownRows:

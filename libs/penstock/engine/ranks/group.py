@@ -127,8 +127,9 @@ class DeviceGroup(TorchGroup):
 
     A device that waits for a rank which has ended would wait for ever, and the host for it. So the host looks for at
     most TIMEOUT_S whether the device is done, and `close` ends what it waits for: then nothing that was computed is
-    right, and everything raises RankLost. This is written against torch's documented interface; it has not run on a GPU
-    yet.
+    right, and everything raises RankLost. Where the host waits for the device in the middle of a step, for a router, it
+    hears of a rank that has ended; should one hang there, NCCL ends this process after a while. This is written against
+    torch's documented interface; it has not run on a GPU yet.
     """
 
     def __init__(self, meeting: str, rank: int, columns: list[int], place: torch.device) -> None:
@@ -171,8 +172,8 @@ class DeviceGroup(TorchGroup):
         return own
 
     def _abort(self) -> None:
-        """In a thread of its own: it may take a while."""
-        Thread(target=self._group.abort, name="abort", daemon=True).start()
+        """In a thread of its own, which the process waits for when it ends: it may take a while."""
+        Thread(target=self._group.abort, name="abort").start()
 
     def _call(self, begin: Callable[[], Any]) -> None:
         if self._closed:

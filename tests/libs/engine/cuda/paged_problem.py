@@ -54,7 +54,8 @@ class Problem:
         for sequence, like, count in self.shares:
             full = min((self.ends[each] - self.rows[each]) // self.block for each in (sequence, like))
             self.tables[sequence][: min(count, full)] = self.tables[like][: min(count, full)]
-        self.memory: Any = SimpleNamespace(data=data.to(self.device, self.dtype), block_size=self.block)
+        placed = data.to(self.device, self.dtype)
+        self.memory: Any = SimpleNamespace(data=placed, block_size=self.block, first_layer=0)
         query = torch.randn(sum(self.rows), self.heads, self.dim, generator=generator)
         self.query = query.to(self.device, self.dtype)
         self.shape = Heads(self.heads, self.kv_heads, self.dim, self.dim**-0.5, self.softcap, self.windows)

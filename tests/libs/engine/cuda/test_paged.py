@@ -304,6 +304,20 @@ def test_a_pool_too_small_for_a_proof_is_left_alone(model):
     assert disproof(GatherPaged(Heads.of(model), memory), model, memory) is None
 
 
+def test_a_proof_is_of_the_layers_that_are_there(model):
+    """Those of one stage, which have the numbers that they have in the model."""
+    memory = PageMemory(model, 50, 16, torch.float32, CPU, layers=range(1, 2))
+    looked = []
+
+    class Watched(GatherPaged):
+        def begin(self, paged, host, fixed):
+            attend = super().begin(paged, host, fixed)
+            return lambda layer, query: looked.append(layer) or attend(layer, query)
+
+    assert disproof(Watched(Heads.of(model), memory), model, memory) is None
+    assert {*looked} == {1} and not memory.data.any()
+
+
 def test_the_order_of_preference(model):
     memory = PageMemory(model, 3, 16, torch.bfloat16, CPU)
     found = candidates(Heads.of(model), memory, (9, 0))

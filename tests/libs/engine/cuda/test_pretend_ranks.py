@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.libs.engine import test_patches
 from tests.libs.engine.cuda.pretend import Pretend, there
-from tests.libs.engine.cuda.test_steps import BLOCK, PAGES, play
+from tests.libs.engine.cuda.test_steps import BLOCK, PAGES, play, run_of
 from tests.libs.engine.rank_threads import RankThread
 
-from penstock.checkpoint import SUPPORTED, inspect
+from penstock.checkpoint import SUPPORTED, inspect, inspect_adapter
 from penstock.engine.config import EngineConfig
 from penstock.engine.forward.model import load_model
 from penstock.engine.forward.runner import Runner
 from penstock.engine.step.memory import PageMemory
+from penstock.engine.step.pictures import PictureRows
+from penstock.testing.adapters import write_adapter
 from penstock.testing.checkpoints import TINY_DEEPSEEK, TINY_LLAMA_4, TinyModel, write_checkpoint
 
 EXTRA = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "sliding_window": 20}
@@ -82,3 +85,53 @@ def test_experts_are_computed_by_grouped_products(tmp_path, pretend, monkeypatch
         ways.append({layer.mlp.grouped for layer in runner.decoder._weights.layers})
     assert ways == [{False}, {True}]
     assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("split", SPLITS, ids=str)
+def test_adapters_are_where_the_ranks_are(tmp_path, pretend, split):
+    found = inspect(write_checkpoint(tmp_path / "model", TinyModel()))
+    adapter = inspect_adapter(write_adapter(tmp_path / "one", found.path, seed=1, strength=0.7), found.config)
+
+    def said(runner):
+        weights, texts = runner.load_adapter(adapter), [list(range(20)), list(range(30, 64))]
+        for step in range(6):
+            starts = [step and len(text) - 1 for text in texts]
+            runs = [
+                run_of(text, start, len(text) - start, list(range(8 * at + 1, 8 * at + 9)), (), 2 * at)
+                for at, (text, start) in enumerate(zip(texts, starts, strict=True))
+            ]
+            runs[1].adapter = weights
+            for text, answer in zip(texts, runner.step(runs), strict=True):
+                text.append(answer[0].token)
+        return texts
+
+    plain = said(Runner(found, config_of(found.path, kernels=False)))
+    runner, _ = load_model(config_of(found.path, device="cuda", **split), found, PretendingThread)
+    try:
+        assert said(runner) == plain
+    finally:
+        runner.ranks.close()
+
+
+@pytest.mark.parametrize("split", SPLITS, ids=str)
+def test_embeddings_of_pictures_reach_the_first_stage(tmp_path, pretend, split):
+    seeing = test_patches.Seeing(tmp_path)
+    found = inspect(seeing.directory)
+    tokens, shown = test_patches.prompt(9, test_patches.drawn(1, 3, 2), 12)
+
+    def logits(runner):
+        rows, pages = PictureRows(shown, tokens, seeing.form), list(range(1, 1 + PAGES // 2))
+        made = []
+        for start in range(0, len(tokens), 10):
+            run = run_of(tokens[: start + 1], start, 1, pages, tokens[start + 1 : start + 10])
+            run.pictures = rows
+            made.append(runner.logits([run]).cpu().clone())
+        return torch.cat(made)
+
+    with torch.inference_mode():
+        plain = logits(Runner(found, config_of(found.path, kernels=False)))
+        runner, _ = load_model(config_of(found.path, device="cuda", **split), found, PretendingThread)
+        try:
+            torch.testing.assert_close(logits(runner), plain, atol=1e-4, rtol=1e-4)
+        finally:
+            runner.ranks.close()
