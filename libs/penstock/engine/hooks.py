@@ -53,6 +53,25 @@ class PageWriter(Protocol):
         ...
 
 
+@runtime_checkable
+class PartedWriter(PageWriter, Protocol):
+    """A PageWriter for blocks of which the far part may be enough, see penstock.kv.parts."""
+
+    def far_is_enough(self, blocks: int) -> None:
+        """Says of how many leading blocks it is, from now on: `copy` copies that of them, and `take` takes pages that
+        have nothing else. It is for the source to see that the prefix ends so that this is true: see `lacking`."""
+        ...
+
+    def lacking(self, blocks: int) -> int:
+        """The first block whose near part is not there and would be looked at, if the prefix ended behind so many
+        blocks; `blocks` when there is none."""
+        ...
+
+    def give_back(self, first_block: int) -> None:
+        """Gives back the pages from that block on, which can be written or taken anew."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class LoadResult:
     valid_tokens: int

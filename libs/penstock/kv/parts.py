@@ -122,6 +122,11 @@ def far_key(key: bytes) -> bytes:
     return key + _FAR
 
 
+def is_far_key(key: bytes) -> bool:
+    """Whether it is one of `far_key`."""
+    return len(key) == KEY_BYTES + len(_FAR)
+
+
 def whole_key(key: bytes) -> bytes:
     """The block's key, of that or of `far_key`."""
     return key[:KEY_BYTES]
