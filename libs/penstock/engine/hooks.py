@@ -57,9 +57,13 @@ class PageWriter(Protocol):
 class PartedWriter(PageWriter, Protocol):
     """A PageWriter for blocks of which the far part may be enough, see penstock.kv.parts."""
 
+    async def write(self, first_block: int, blocks: Sequence[Source], copy: Copy | None = None, *, far: int = 0) -> int:
+        """As PageWriter. Of the first `far` of `blocks`, as far as they are in host memory, `copy` copies the far part
+        alone. It is for the source to see that the prefix ends where that is enough: see `lacking`."""
+        ...
+
     def far_is_enough(self, blocks: int) -> None:
-        """Says of how many leading blocks it is, from now on: `copy` copies that of them, and `take` takes pages that
-        have nothing else. It is for the source to see that the prefix ends so that this is true: see `lacking`."""
+        """Says of how many leading blocks it is, from now on: `take` takes pages that have nothing else, too."""
         ...
 
     def lacking(self, blocks: int) -> int:

@@ -184,9 +184,11 @@ class Fetcher:
         async with self.store.lease(keys, self.origin, checked=False, on_device=True, wait_s=wait_s, far=far) as leased:
             near = leased.on_device.views
             blocks: list[Source] = [*near, *leased.blocks]
-            self._plan(pages, max(planned, first + len(blocks)))
             copy = partial(_copy, leased, len(near))
-            written = await pages.write(self.blocks, blocks, copy) if blocks else 0
+            if blocks and isinstance(pages, PartedWriter):
+                written = await pages.write(first, blocks, copy, far=len(near) + leased.far)
+            else:
+                written = await pages.write(first, blocks, copy) if blocks else 0
             if not leased.on_device.still_valid():
                 written = 0  # blocks from the device have no other check
             tiers = ["gpu"] * len(near) + leased.tiers

@@ -17,6 +17,7 @@ from tests.services.kvstore.helpers import HOST, settings
 
 from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
+from penstock.engine.hooks import PageWriter, PartedWriter
 from penstock.engine.request import Request, SamplingParams, TokenOut
 from penstock.engine.scheduling.live import Live
 from penstock.kv.client.client import Origin, StoreClient, open_store
@@ -137,9 +138,10 @@ class Bench:
 
 @asynccontextmanager
 async def bench(
-    model: Path, alone: Engine, pages: int = 300, blocks: int = 400, host: str = HOST, lends: bool = False
+    model: Path, alone: Engine, *, pages: int = 300, blocks: int = 400, host: str = HOST, **other: bool
 ) -> AsyncIterator[Bench]:
-    settings_of = replace(config_of(model, pages), shared_pages=lends)
+    """`other` are settings of the engine."""
+    settings_of = replace(config_of(model, pages), **other)
     metrics = WorkerMetrics()
     async with Engine.open(settings_of) as engine, open_channels() as channels:
         parts = engine.parts
@@ -153,8 +155,7 @@ async def bench(
         ):
             known = StoredKeys(client, engine.pool, metrics)
             lending = None
-            if lends:
-                assert engine.arena is not None
+            if engine.arena is not None:
                 lending = PageLending(client, engine.pool, engine.arena, known=known, metrics=metrics)
             async with open_publisher(
                 client, metrics, 200, known=known, finite=engine.finite, lending=lending
@@ -223,13 +224,14 @@ async def test_a_shorter_prefix_has_its_near_parts_fetched(model: Path, alone: E
         assert all(pool.find(key) for key in keys[far:20]), "whole ones are here now"
 
 
-@pytest.mark.parametrize("at", range(0, 40, 7))
+@pytest.mark.parametrize("host", [HOST, "elsewhere"], ids=["mapped", "streamed"])
+@pytest.mark.parametrize("at", range(4, 40, 7))
 @pytest.mark.parametrize("part", ["far", "near"])
 async def test_a_block_that_is_wrong_ends_the_prefix_where_it_can_end(
-    model: Path, alone: Engine, at: int, part: str
+    model: Path, alone: Engine, host: str, at: int, part: str
 ) -> None:
     """A near part is looked at where it is needed, and else stays what it is."""
-    async with bench(model, alone) as one:
+    async with bench(model, alone, host=host) as one:
         keys, far = Chain(ROOT, SIZE, BASE).keys, one.parts.reach.far(40, SIZE)
         if part == "far" and not one.parts.far:
             pytest.skip("there is none")
@@ -240,6 +242,53 @@ async def test_a_block_that_is_wrong_ends_the_prefix_where_it_can_end(
         seen = part == "far" or at >= far
         assert one.client.stats.mismatches == seen
         assert sum(one.tiers.values()) == (at if seen else 40), "everything up to there is used"
+
+
+async def test_a_far_part_is_not_published_as_a_block(model: Path, alone: Engine) -> None:
+    """The store has lost what the worker still uses: it gets what is whole, and the rest when it is computed again."""
+    async with bench(model, alone) as one:
+        keys, far = Chain(ROOT, SIZE, BASE).keys, one.parts.reach.far(40, SIZE)
+        await one.says(BASE)
+        one.engine.pool.forget(range(1, 301))
+        await one.says(BASE + text("more", 40))
+        for key in keys:
+            one.lose(key)
+        await one.publisher.known.confirm(keys, "")
+        await one.says(BASE + text("more of it", 40))
+        assert [await one.client.lookup([key]) for key in keys] == [0] * far + [1] * (40 - far)
+        one.engine.pool.forget(range(1, 301))
+        await one.says(BASE)
+        assert await one.client.lookup(keys) == 40
+
+
+class Careless:
+    """A source that has the far parts of all blocks, and believes that this is enough."""
+
+    def __init__(self, blocks: int) -> None:
+        self.blocks = blocks
+
+    async def load(self, pages: PageWriter) -> int:
+        assert isinstance(pages, PartedWriter)
+        contents = [memoryview(bytes(pages.block_bytes))] * self.blocks
+        written = await pages.write(0, contents, lambda index, into: True, far=self.blocks)
+        pages.settled(written)
+        return written * SIZE
+
+
+async def test_an_engine_takes_no_source_s_word_for_it(model: Path, alone: Engine) -> None:
+    async with bench(model, alone) as one:
+        request = Request("careless", BASE, GREEDY)
+        expected = await read(one.alone, Request("alone", BASE, GREEDY))
+        found = await read(one.engine, request, source=Careless(40), chain=Chain(b"o" * 32, SIZE, BASE))
+        assert [token.token for token in found] == [token.token for token in expected]
+
+
+async def test_torch_looks_at_no_more_than_the_kernels(model: Path, alone: Engine) -> None:
+    async with bench(model, alone, kernels=False) as one:
+        await one.says(BASE)
+        one.engine.pool.forget(range(1, 301))
+        await one.says(BASE + text("more", 40), BASE + text("and more", 140))
+        assert one.client.stats.far == one.parts.reach.far(40, SIZE)
 
 
 async def test_a_prefix_whose_end_the_store_has_lost(
@@ -284,7 +333,7 @@ async def test_whatever_befalls(model: Path, alone: Engine, seed: int, lends: bo
     """Prompts that part anywhere, several at a time, in a pool that is too small, with blocks that get lost or are
     damaged, in pages and in the store."""
     luck = random.Random(seed)
-    async with bench(model, alone, pages=130, blocks=300, lends=lends) as one:
+    async with bench(model, alone, pages=130, blocks=300, shared_pages=lends) as one:
         keys = Chain(ROOT, SIZE, BASE).keys
         for turn in range(12):
             prompts = {

@@ -39,7 +39,7 @@ class LoadWriter:
         self._idle.set()
         self._written = live.named
         self._far = 0
-        """Leading blocks of which the far part is enough."""
+        """Leading blocks of which it is enough to take the far part."""
 
     @property
     def block_size(self) -> int:
@@ -60,8 +60,9 @@ class LoadWriter:
     def _usable(self) -> bool:
         return self._open and not self._live.stripped and not self._live.gone
 
-    async def write(self, first_block: int, blocks: Sequence[Source], copy: Copy | None = None) -> int:
-        """Copies blocks to the pages from `first_block` on; returns how many were stored.
+    async def write(self, first_block: int, blocks: Sequence[Source], copy: Copy | None = None, *, far: int = 0) -> int:
+        """Copies blocks to the pages from `first_block` on; returns how many were stored. Of the first `far` of those
+        in host memory `copy` copies the far part alone.
 
         Returns 0 when the load was closed or its pages were taken away, also while the copy ran. Up to 256 KiB are
         copied at once on the event loop; more are copied by a thread, whose copy runs to its end when the caller is
@@ -79,7 +80,6 @@ class LoadWriter:
         count = self._scheduler.room_for(self._live, first_block, len(blocks))
         if count:
             pages, blocks = self._live.pages[first_block : first_block + count], blocks[:count]
-            far = 0 if copy is None else max(0, self._far - first_block)
             parted = [isinstance(block, memoryview) and index < far for index, block in enumerate(blocks)]
             self._scheduler.note_parts(pages, parted)
             good = await self._copy(pages, blocks, copy, far)
@@ -122,8 +122,8 @@ class LoadWriter:
         self._end_fetch()
 
     def far_is_enough(self, blocks: int) -> None:
-        """Says of how many leading blocks the far part is enough from now on."""
-        self._far = blocks if self._memory.parts is not None else 0
+        """Says of how many leading blocks it is enough to take the far part, from now on."""
+        self._far = blocks
 
     def lacking(self, blocks: int) -> int:
         """The first block whose near part is lacking when the prefix ends behind so many; `blocks`: none is."""
