@@ -107,7 +107,8 @@ def test_a_far_part_counts_as_the_block_until_both_are_gone() -> None:
     pool.name(far, far_key(key), b"", 0)
     pool.name(whole, key, b"", 0)
     late = Follower(blocks)
-    for pages, known in (([whole], {key}), ([far], set())):
+    steps: list[tuple[list[int], set[bytes]]] = [([], {key}), ([whole], {key}), ([far], set())]
+    for pages, known in steps:
         pool.forget(pages)
         for one in (follower, late):
             one.listen()
