@@ -32,7 +32,7 @@ from penstock.worker.rotation import in_rotation
 from penstock.worker.stages.speaking import StagesAway
 from penstock.worker.stored import StoredKeys
 from penstock.worker.turns import shared_cores
-from penstock.worker.worker import Worker, stored_parts, stored_spec
+from penstock.worker.worker import Worker, stored_spec
 
 _LOG = structlog.get_logger("penstock.worker")
 _PUBLISH_SHARE = 4
@@ -98,7 +98,7 @@ async def open_worker(
                 config.host,
                 timeout_s=config.store_timeout_s,
                 device=device,
-                parts=stored_parts(config, engine),
+                parts=engine.parts,
                 failed=metrics.task_failed,
             ) as store,
             _publisher(store, metrics, waiting_pages, engine=engine) as publisher,

@@ -22,7 +22,7 @@ from penstock.kv.client.client import StoreClient
 from penstock.kv.cost import PrefillCost
 from penstock.kv.identity import Chain
 from penstock.kv.pace import Pace
-from penstock.kv.parts import BlockParts, parted
+from penstock.kv.parts import parted
 from penstock.kv.recent import RecentKeys
 from penstock.kv.sealing import sealed
 from penstock.kv.spec import KvSpec
@@ -71,13 +71,8 @@ class Work:
 def stored_spec(config: WorkerConfig, engine: Engine) -> KvSpec:
     """Of the blocks that the worker stores, which name its KV to the mesh."""
     if config.seal:
-        return sealed(engine.spec)
+        return sealed(engine.spec, engine.parts)
     return engine.spec if engine.parts is None else parted(engine.spec)
-
-
-def stored_parts(config: WorkerConfig, engine: Engine) -> BlockParts | None:
-    """Of those blocks; None where they have none. Sealed blocks are opened as a whole."""
-    return None if config.seal else engine.parts
 
 
 class Worker:
@@ -96,7 +91,6 @@ class Worker:
         self.config = config
         self.engine = engine
         self.spec = stored_spec(config, engine)
-        self._parts = stored_parts(config, engine)
         self.store = store
         self.publisher = publisher
         self.channels = channels
@@ -148,7 +142,7 @@ class Worker:
             queue_s=self._queue_s,
             least_wait_s=self.config.fetch_wait_s,
             hands_on=hands_on,
-            reach=None if self._parts is None else self._parts.reach,
+            reach=None if self.engine.parts is None else self.engine.parts.reach,
         )
         # Who yields may take long over its prompt: nobody is to wait for it.
         least_s = inf if order.request.yields else self.config.claim_s

@@ -23,6 +23,7 @@ from penstock.engine.scheduling.live import Live
 from penstock.kv.client.client import Origin, StoreClient, open_store
 from penstock.kv.identity import Chain
 from penstock.kv.parts import BlockParts, far_key, parted
+from penstock.kv.sealing import sealed
 from penstock.kvstore.service import KvStore, open_kvstore
 from penstock.rpc.channels import open_channels
 from penstock.runtime.metrics import WorkerMetrics
@@ -79,6 +80,7 @@ class Bench:
     client: StoreClient
     publisher: BlockPublisher
     parts: BlockParts
+    seal: bytes = b""
     asked: int = 0
     expected: dict[tuple[int, ...], list[TokenOut]] = field(default_factory=dict)
     tiers: Counter[str] = field(default_factory=Counter)
@@ -104,8 +106,9 @@ class Bench:
             known=self.publisher.known,
             block_size=SIZE,
             reach=self.parts.reach,
+            origin=Origin(namespace=bytes(16), seal=self.seal),
         )
-        sink = BlockSink(self.publisher, chain, origin=Origin(namespace=bytes(16)))
+        sink = BlockSink(self.publisher, chain, origin=fetcher.origin)
         source = StoredPrefix(fetcher, (len(prompt) - 1) // SIZE, sink.loaded)
         tokens = await read(
             self.engine, Request(str(self.asked), prompt, GREEDY), source=source, sink=sink, chain=chain
@@ -138,7 +141,14 @@ class Bench:
 
 @asynccontextmanager
 async def bench(
-    model: Path, alone: Engine, *, pages: int = 300, blocks: int = 400, host: str = HOST, **other: bool
+    model: Path,
+    alone: Engine,
+    *,
+    pages: int = 300,
+    blocks: int = 400,
+    host: str = HOST,
+    seal: bytes = b"",
+    **other: bool,
 ) -> AsyncIterator[Bench]:
     """`other` are settings of the engine."""
     settings_of = replace(config_of(model, pages), **other)
@@ -147,7 +157,7 @@ async def bench(
         parts = engine.parts
         assert parts is not None
         _watch(engine, parts)
-        spec = parted(engine.spec)
+        spec = sealed(engine.spec, parts) if seal else parted(engine.spec)
         stride = -(-spec.block_bytes // 64) * 64
         async with (
             open_kvstore(settings(blocks, stride)) as store,
@@ -160,7 +170,7 @@ async def bench(
             async with open_publisher(
                 client, metrics, 200, known=known, finite=engine.finite, lending=lending
             ) as publisher:
-                yield Bench(engine, alone, store, client, publisher, parts)
+                yield Bench(engine, alone, store, client, publisher, parts, seal)
             assert client.stats.late_commits == 0
 
 
@@ -185,6 +195,13 @@ def text(name: str, length: int) -> tuple[int, ...]:
 
 
 BASE = text("base", 40 * SIZE + 3)
+WAYS: dict[str, dict[str, Any]] = {
+    "copies": {},
+    "lends": {"shared_pages": True},
+    "streams": {"host": "elsewhere"},
+    "seals": {"seal": b"s" * 32},
+    "seals and streams": {"seal": b"s" * 32, "host": "elsewhere"},
+}
 
 
 @pytest.mark.parametrize("host", [HOST, "elsewhere"], ids=["mapped", "streamed"])
@@ -327,13 +344,13 @@ async def test_without_a_store_what_lacks_its_near_part_is_computed(model: Path,
         await one.says(BASE + text("one more", 40))
 
 
-@pytest.mark.parametrize("lends", [False, True], ids=["copies", "lends"])
-@pytest.mark.parametrize("seed", range(4))
-async def test_whatever_befalls(model: Path, alone: Engine, seed: int, lends: bool) -> None:
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("seed", range(3))
+async def test_whatever_befalls(model: Path, alone: Engine, seed: int, way: str) -> None:
     """Prompts that part anywhere, several at a time, in a pool that is too small, with blocks that get lost or are
     damaged, in pages and in the store."""
     luck = random.Random(seed)
-    async with bench(model, alone, pages=130, blocks=300, shared_pages=lends) as one:
+    async with bench(model, alone, pages=130, blocks=300, **WAYS[way]) as one:
         keys = Chain(ROOT, SIZE, BASE).keys
         for turn in range(12):
             prompts = {

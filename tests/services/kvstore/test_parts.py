@@ -14,9 +14,10 @@ from tests.services.kvstore.disk.disks import disk
 from tests.services.kvstore.helpers import BLOCK_BYTES, HOST, disk_has, eventually, keys, puts, raw, settings, spec
 from tests.services.kvstore.test_lending import Pages, contents
 
-from penstock.kv.client.client import NOBODY, BlockPut, StoreClient, open_store
+from penstock.kv.client.client import NOBODY, BlockPut, Origin, StoreClient, open_store
 from penstock.kv.client.lending import BlockLoan
 from penstock.kv.parts import MARK_BYTES, BlockParts, Reach, parted
+from penstock.kv.sealing import TRAILER_BYTES, sealed
 from penstock.kvstore.service import KvStore, open_kvstore
 from penstock.rpc.channels import open_channels
 from penstock.v1 import kvstore_pb2
@@ -33,18 +34,21 @@ def store_of(blocks: int = 32, **other: Any) -> Any:
 
 
 @asynccontextmanager
-async def client_of(store: KvStore, host: str = HOST) -> AsyncIterator[StoreClient]:
+async def client_of(store: KvStore, host: str = HOST, seals: bool = False) -> AsyncIterator[StoreClient]:
+    known = sealed(spec(), PARTS) if seals else parted(spec())
     async with (
         open_channels() as channels,
-        open_store(channels.to(store.address, "store"), "test", parted(spec()), host, parts=PARTS) as client,
+        open_store(channels.to(store.address, "store"), "test", known, host, parts=PARTS) as client,
     ):
         yield client
 
 
-async def lease(client: StoreClient, count: int, far: int, *, checked: bool = False, **how: Any) -> list[bytes]:
+async def lease(
+    client: StoreClient, count: int, far: int, origin: Origin = NOBODY, *, checked: bool = False
+) -> list[bytes]:
     """Copies, into zeros; of the first `far` the far part."""
     found = []
-    async with client.lease(keys(count), checked=checked, far=lambda found: min(far, found), **how) as leased:
+    async with client.lease(keys(count), origin, checked=checked, far=lambda found: min(far, found)) as leased:
         for index in range(len(leased.blocks)):
             into = bytearray(BLOCK_BYTES)
             if not leased.copy(index, memoryview(into)):
@@ -77,6 +81,42 @@ async def test_only_what_is_enough_is_read(host: str, checked: bool, far: int) -
         assert len(await reader.fetch(keys(8), into)) == 8
         assert [bytes(one) for one in into] == contents(blocks)
         assert store.stats().quarantined == reader.stats.mismatches == 0
+
+
+SEALED_BYTES = BLOCK_BYTES + 2 * TRAILER_BYTES
+MINE, ANOTHERS = Origin(seal=b"m" * 32), Origin(seal=b"a" * 32)
+
+
+@both_ways
+@pytest.mark.parametrize("checked", [False, True])
+@pytest.mark.parametrize("far", [0, 5, 8])
+async def test_sealed_parts_are_opened_each_by_itself(host: str, checked: bool, far: int) -> None:
+    blocks = puts(8)
+    async with store_of() as store, client_of(store, host, True) as writer, client_of(store, host, True) as reader:
+        assert await writer.put(blocks, MINE) == 8
+        assert await lease(reader, 10, far, MINE, checked=checked) == expected(blocks, far)
+        assert reader.stats.bytes_in == far * (768 + 16 + 12) + (8 - far) * SEALED_BYTES
+        into = [memoryview(bytearray(BLOCK_BYTES)) for _ in range(8)]
+        assert len(await reader.fetch(keys(8), into, MINE)) == 8
+        assert [bytes(one) for one in into] == contents(blocks)
+        assert await lease(reader, 8, 8, ANOTHERS) == []
+        await eventually(lambda: store.stats().quarantined == 1)
+
+
+@both_ways
+@pytest.mark.parametrize(
+    ("at", "far"), [(0, True), (767 + 16, True), (BLOCK_BYTES + 32, True), (900, False), (BLOCK_BYTES + 45, False)]
+)
+async def test_a_sealed_part_that_is_wrong_does_not_open(host: str, at: int, far: bool) -> None:
+    """Its text, its tag or its nonce; the other part opens."""
+    blocks = puts(8)
+    async with store_of() as store, client_of(store, host, True) as client:
+        await client.put(blocks, MINE)
+        damage(store, keys(8)[3], at)
+        assert await lease(client, 8, 6, MINE) == expected(blocks, 6)[: 3 if far else 8]
+        if not far:
+            assert await lease(client, 8, 0, MINE) == expected(blocks, 0)[:3]
+        await eventually(lambda: store.stats().quarantined == 1)
 
 
 async def test_who_is_far_away_is_sent_nothing_else() -> None:
@@ -222,7 +262,7 @@ async def test_a_neighbour_s_blocks_come_whole(host: str) -> None:
     ):
         await writer.put(blocks)
         origin = replace(NOBODY, sources=(first.address,))
-        assert await lease(reader, 8, 6, origin=origin) == expected(blocks, 6)
+        assert await lease(reader, 8, 6, origin) == expected(blocks, 6)
         assert second.elsewhere.figures()["pulled_bytes"] == 8 * (BLOCK_BYTES + MARK_BYTES)
 
 

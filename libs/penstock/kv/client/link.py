@@ -24,7 +24,7 @@ from penstock.kv.bytes.arena import ArenaMap, Layout, MapError
 from penstock.kv.device.mapped import DeviceMap
 from penstock.kv.device.memory import Device, DeviceFault
 from penstock.kv.parts import MARK_BYTES, BlockParts
-from penstock.kv.sealing import SEAL_KEY_BYTES, TRAILER_BYTES, Seal, is_sealed
+from penstock.kv.sealing import SEAL_KEY_BYTES, Seal, far_pieces, is_sealed, trailer_bytes
 from penstock.kv.spec import KvSpec, spec_to_message
 from penstock.rpc.context import outgoing
 from penstock.rpc.stay import Connection, Pauses, stay
@@ -154,14 +154,16 @@ class Link:
         draft: bool = False,
         parts: BlockParts | None = None,
     ) -> None:
-        """`parts` are those of blocks with a mark, see penstock.kv.parts."""
+        """`parts` are those of blocks with a mark, or of sealed ones with two seals; see penstock.kv.parts."""
         self.stats = ClientStats()
         self.reason = "no store is configured" if channel is None else "not attached yet"
         """Why the store is not connected, for people."""
         self.spec = spec
         self.seals = is_sealed(spec)
         self.parts = parts
-        behind = TRAILER_BYTES if self.seals else MARK_BYTES if parts is not None else 0
+        self.far_pieces = [] if parts is None else far_pieces(parts) if self.seals else parts.wanted
+        """(Begin, end) of what is read of a block whose far part is enough."""
+        behind = trailer_bytes(parts) if self.seals else MARK_BYTES if parts is not None else 0
         self.content_bytes = spec.block_bytes - behind
         """Of a block as callers have it."""
         self.attachment: AttachStream | None = None
@@ -236,7 +238,7 @@ class Link:
             return None
         if len(key) != SEAL_KEY_BYTES:
             raise self.fault("blocks are sealed here, and the request came without a key for them")
-        return Seal(key)
+        return Seal(key, self.parts)
 
     # -- faults
 

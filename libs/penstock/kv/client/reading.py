@@ -105,6 +105,8 @@ class Leased:
 
     def _copied(self, index: int, into: memoryview) -> bool:
         whole = self._whole[index]
+        if index < self.far and self._seal is not None:
+            return self._seal.open_far(self._keys[index], whole, into) and self._still_holds(index)
         if index < self.far and self._parts is not None:
             self._parts.copy(into, whole)
             if self._memory is None:
@@ -125,7 +127,7 @@ class Leased:
         """Whether block `index` lies there as it was stored, as far as can be told without opening it."""
         if self._memory is None:
             return self._judged(index, True)
-        if index < self.far and self._parts is not None:
+        if index < self.far and self._parts is not None and self._seal is None:
             marked = self._parts.marked(self._keys[index], self._whole[index])
             return self._judged(index, marked and self._still_holds(index))
         return self._judged(index, checksum(self._whole[index]) == self._refs.checksums[index])
@@ -226,14 +228,11 @@ class Reading:
         return list(refs.tiers[:good])
 
     def _count(self, good: int, far: int = 0) -> None:
-        stats, parts = self._link.stats, self._link.parts
+        stats, far = self._link.stats, min(far, good)
         stats.fetched += good
-        if parts is not None and far:
-            far = min(far, good)
-            stats.far += far
-            stats.bytes_in += far * parts.far_bytes
-            good -= far
-        stats.bytes_in += good * self._link.spec.block_bytes
+        stats.far += far
+        stats.bytes_in += far * sum(end - begin for begin, end in self._link.far_pieces)
+        stats.bytes_in += (good - far) * self._link.spec.block_bytes
 
     async def _pin(
         self,
@@ -362,10 +361,9 @@ class Reading:
     ) -> list[memoryview]:
         """Streams the blocks, of the first `far` the far part; returns the buffers of those that arrive as they should,
         well before the time limit."""
-        buffers, parts = iter(into), self._link.parts
-        good: list[memoryview] = []
-        if far and parts is not None:
-            good = await self._stream(attachment, keys, refs, buffers, range(far), until=until, parts=parts)
+        buffers, good = iter(into), list[memoryview]()
+        if far:
+            good = await self._stream(attachment, keys, refs, buffers, range(far), until=until, far=True)
         if far < len(refs) and len(good) == far:
             good += await self._stream(attachment, keys, refs, buffers, range(far, len(refs)), until=until)
         return good
@@ -379,10 +377,10 @@ class Reading:
         indices: range,
         *,
         until: float,
-        parts: BlockParts | None = None,
+        far: bool = False,
     ) -> list[memoryview]:
-        """As `_receive`, of some consecutive blocks; with `parts` the far part of each."""
-        wanted = None if parts is None else parts.wanted
+        """As `_receive`, of some consecutive blocks, or the far part of each."""
+        wanted = self._link.far_pieces if far else None
         assembly, good = Assembly(into, self._link.spec.block_bytes, wanted), 0
         call = self._link.read(
             kvstore_pb2.ReadRequest(
@@ -397,12 +395,7 @@ class Reading:
             async for message in call:
                 for buffer in assembly.add(*bulk.decode(message)):
                     index = indices[good]
-                    right = (
-                        checksum(buffer) == refs.checksums[index]
-                        if parts is None
-                        else parts.marked(keys[index], buffer)
-                    )
-                    if not right:
+                    if not self._arrived(keys[index], buffer, None if far else refs.checksums[index]):
                         await self._bad_block(attachment, keys, refs, index)
                         return assembly.whole[:good]
                     good += 1
@@ -414,6 +407,13 @@ class Reading:
         finally:
             call.cancel()
         return assembly.whole
+
+    def _arrived(self, key: bytes, block: memoryview, digest: bytes | None) -> bool:
+        """Whether a block, or without a checksum its far part, is as it was stored. A far part that is sealed shows it
+        when it is opened."""
+        if digest is not None:
+            return checksum(block) == digest
+        return self._link.seals or (self._link.parts is not None and self._link.parts.marked(key, block))
 
     # -- when the bytes are wrong
 

@@ -17,7 +17,7 @@ from penstock.kv.client.loans import Loans
 from penstock.kv.client.origin import Origin
 from penstock.kv.identity import MAX_BATCH
 from penstock.kv.parts import BlockParts
-from penstock.kv.sealing import TRAILER_BYTES, Seal
+from penstock.kv.sealing import Seal, trailer_bytes
 from penstock.v1 import kvstore_pb2
 
 _BATCH_BYTES = 128 << 20
@@ -228,8 +228,8 @@ def _copy(
         data = _as_bytes(block.data)
         if stop.is_set():
             break
-        mark = b"" if parts is None else parts.mark(block.key, data)
-        slot = memory.block(room.offset, len(data) + (len(mark) if seal is None else TRAILER_BYTES))
+        mark = b"" if parts is None or seal is not None else parts.mark(block.key, data)
+        slot = memory.block(room.offset, len(data) + (len(mark) if seal is None else trailer_bytes(parts)))
         if not memory.holds(room.offset, room.epoch):
             digest = checksum(data)
         elif seal is None:
@@ -252,7 +252,7 @@ def _to_send(
         if stop.is_set():
             break
         if seal is not None:
-            block = replace(block, data=_seal(block, seal))
+            block = replace(block, data=_seal(block, seal, trailer_bytes(parts)))
         elif parts is not None:
             block = replace(block, data=_marked(block, parts))
         sent.append((block, room))
@@ -264,9 +264,9 @@ def _marked(block: BlockPut, parts: BlockParts) -> memoryview:
     return memoryview(b"".join((data, parts.mark(block.key, data))))
 
 
-def _seal(block: BlockPut, seal: Seal) -> memoryview:
+def _seal(block: BlockPut, seal: Seal, behind: int) -> memoryview:
     data = _as_bytes(block.data)
-    into = memoryview(bytearray(len(data) + TRAILER_BYTES))
+    into = memoryview(bytearray(len(data) + behind))
     seal.close(block.key, data, into)
     return into
 
