@@ -138,7 +138,7 @@ def _blocks(chain: Chain, block_bytes: int) -> list[BlockPut]:
             key,
             chain.parent(number),
             number * chain.block_size,
-            memoryview(source.integers(0x3F80, 0x4000, block_bytes // 2, np.uint16)).cast("B"),
+            memoryview(source.integers(0x3F80, 0x4000, block_bytes // 2, np.uint16).tobytes()),
         )
         for number, key in enumerate(chain.keys)
     ]
