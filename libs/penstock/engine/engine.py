@@ -108,7 +108,9 @@ class Engine:
         limits = StepLimits(config.max_batch_tokens, config.max_running, config.block_size, config.pp)
         self.pool = PagePool(config.pages, most_idle=config.idle_pages, tenant_share=config.tenant_share)
         """For others to ask and to watch; the scheduler alone changes it, but for `trim`."""
-        self._scheduler = Scheduler(limits, self.pool)
+        self.parts = runner.memory.parts
+        """Of a block of the model's KV; None where all layers look at everything."""
+        self._scheduler = Scheduler(limits, self.pool, None if self.parts is None else self.parts.reach)
         self._counters = Counters()
         self._pace = StepPace(config, self._counters, self._scheduler.crowd, runner, helpers.baton)
         self._seeing = Seeing(

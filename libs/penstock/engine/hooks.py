@@ -53,6 +53,29 @@ class PageWriter(Protocol):
         ...
 
 
+@runtime_checkable
+class PartedWriter(PageWriter, Protocol):
+    """A PageWriter for blocks of which the far part may be enough, see penstock.kv.parts."""
+
+    async def write(self, first_block: int, blocks: Sequence[Source], copy: Copy | None = None, *, far: int = 0) -> int:
+        """As PageWriter. Of the first `far` of `blocks`, as far as they are in host memory, `copy` copies the far part
+        alone. It is for the source to see that the prefix ends where that is enough: see `lacking`."""
+        ...
+
+    def far_is_enough(self, blocks: int) -> None:
+        """Says of how many leading blocks it is, from now on: `take` takes pages that have nothing else, too."""
+        ...
+
+    def lacking(self, blocks: int) -> int:
+        """The first block whose near part is not there and would be looked at, if the prefix ended behind so many
+        blocks; `blocks` when there is none."""
+        ...
+
+    def give_back(self, first_block: int) -> None:
+        """Gives back the pages from that block on, which can be written or taken anew."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class LoadResult:
     valid_tokens: int

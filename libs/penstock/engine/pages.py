@@ -2,8 +2,9 @@
 
 The pool hands out page numbers, counts the holds on each and knows their owners. It never touches the contents; others
 tell it when a page holds a full block, by its key. Such a page keeps its block when nobody holds it any more, until its
-room is needed. So does a tail: a page with the leading rows of a block that is not full, which others may copy. Page 0
-is never handed out: it stays all zeros, so that padding can point somewhere harmless.
+room is needed. So does a tail: a page with the leading rows of a block that is not full, which others may copy. A page
+may have the far part of a block alone (see penstock.kv.parts); then it has the block's far key. Page 0 is never handed
+out: it stays all zeros, so that padding can point somewhere harmless.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 
 from penstock.engine.beginnings import Beginnings
 from penstock.engine.named import NamedPages, NameWatcher
+from penstock.kv.parts import is_far_key
 
 TAIL_SHARE = 16
 """Tails that nobody holds may be one for so many blocks that nobody holds; when room is needed, those beyond that leave
@@ -70,6 +72,8 @@ class PagePool:
         self._most_idle = total if most_idle is None else most_idle
         self.trimmer: Callable[[], None] = self.trim
         """Called whenever there are idle blocks over that number: has them leave, at once or soon."""
+        self._far: set[int] = set()
+        """Pages with the far part of a block and nothing else."""
         self._refs = [0] * (total + 1)
         self._held: dict[str, Counter[int]] = {}
         self._shared = 0
@@ -94,6 +98,7 @@ class PagePool:
             self._refs[page] = 1
         if pages:
             self._held.setdefault(owner, Counter()).update(pages)
+            self._far.difference_update(pages)
         self._allocations += count
         return pages
 
@@ -214,6 +219,7 @@ class PagePool:
         other. Returns the page that holds the block: another one when the key was there already, and then `page` gets
         none."""
         assert self._refs[page] > 0, f"page {page} is free and gets no key"
+        assert (page in self._far) == is_far_key(key), f"page {page} has another part of the block"
         there = self._named.find(key)
         if there is None:
             self._named.add(page, key, parent, first_token, namespace=namespace)
@@ -239,6 +245,17 @@ class PagePool:
         tails = [page for one in namespaces for page in self._beginnings.of(one) if page not in self._named]
         self.forget([*tails, *(one.page for one in named)])
         return len(named), held
+
+    # Parts
+
+    def note_parts(self, pages: Iterable[int], far: Iterable[bool]) -> None:
+        """Says of pages that are held and have no key whether they get the far part of a block alone."""
+        for page, alone in zip(pages, far, strict=True):
+            (self._far.add if alone else self._far.discard)(page)
+
+    def far(self, page: int) -> bool:
+        """Whether it has the far part of a block alone."""
+        return page in self._far
 
     # Rows
 

@@ -635,6 +635,7 @@ class ClientPages(_message.Message):
     SLOTS_AT_FIELD_NUMBER: _builtins.int
     SLOT_STRIDE_FIELD_NUMBER: _builtins.int
     SLOTS_FIELD_NUMBER: _builtins.int
+    BEHIND_FIELD_NUMBER: _builtins.int
     path: _builtins.str
     bytes: _builtins.int
     id: _builtins.bytes
@@ -642,8 +643,10 @@ class ClientPages(_message.Message):
     """the epoch of the block in each page, 0 while it has none that is lent"""
     slots_at: _builtins.int
     slot_stride: _builtins.int
-    """the length of a block"""
+    """the length of a block, without what stands behind it"""
     slots: _builtins.int
+    behind: _builtins.int
+    """how much does"""
     def __init__(
         self,
         *,
@@ -654,10 +657,11 @@ class ClientPages(_message.Message):
         slots_at: _builtins.int = ...,
         slot_stride: _builtins.int = ...,
         slots: _builtins.int = ...,
+        behind: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "epochs_at", b"epochs_at", "id", b"id", "path", b"path", "slot_stride", b"slot_stride", "slots", b"slots", "slots_at", b"slots_at"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["behind", b"behind", "bytes", b"bytes", "epochs_at", b"epochs_at", "id", b"id", "path", b"path", "slot_stride", b"slot_stride", "slots", b"slots", "slots_at", b"slots_at"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -674,6 +678,7 @@ class LentBlock(_message.Message):
     OFFSET_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     CHECKSUM_FIELD_NUMBER: _builtins.int
+    BEHIND_FIELD_NUMBER: _builtins.int
     key: _builtins.bytes
     parent: _builtins.bytes
     first_token: _builtins.int
@@ -683,6 +688,9 @@ class LentBlock(_message.Message):
     epoch: _builtins.int
     """changes before the page does"""
     checksum: _builtins.bytes
+    """of the block: the page and `behind`"""
+    behind: _builtins.bytes
+    """stands behind the page's bytes in the block"""
     def __init__(
         self,
         *,
@@ -693,10 +701,11 @@ class LentBlock(_message.Message):
         offset: _builtins.int = ...,
         epoch: _builtins.int = ...,
         checksum: _builtins.bytes = ...,
+        behind: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum", b"checksum", "epoch", b"epoch", "first_token", b"first_token", "key", b"key", "offset", b"offset", "parent", b"parent", "seconds", b"seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["behind", b"behind", "checksum", b"checksum", "epoch", b"epoch", "first_token", b"first_token", "key", b"key", "offset", b"offset", "parent", b"parent", "seconds", b"seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1148,6 +1157,7 @@ class ReadRequest(_message.Message):
     LEASE_ID_FIELD_NUMBER: _builtins.int
     INDICES_FIELD_NUMBER: _builtins.int
     AT_FIELD_NUMBER: _builtins.int
+    RANGES_FIELD_NUMBER: _builtins.int
     attachment_id: _builtins.str
     lease_id: _builtins.int
     at: _builtins.int
@@ -1156,6 +1166,10 @@ class ReadRequest(_message.Message):
     def indices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """into the lease's blocks"""
 
+    @_builtins.property
+    def ranges(self) -> _containers.RepeatedCompositeFieldContainer[Global___BlockRange]:
+        """what of each block is wanted, in order; none: all. `at` counts these bytes alone"""
+
     def __init__(
         self,
         *,
@@ -1163,14 +1177,38 @@ class ReadRequest(_message.Message):
         lease_id: _builtins.int = ...,
         indices: _abc.Iterable[_builtins.int] | None = ...,
         at: _builtins.int = ...,
+        ranges: _abc.Iterable[Global___BlockRange] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "attachment_id", b"attachment_id", "indices", b"indices", "lease_id", b"lease_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "attachment_id", b"attachment_id", "indices", b"indices", "lease_id", b"lease_id", "ranges", b"ranges"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReadRequest: _TypeAlias = ReadRequest  # noqa: Y015
+
+@_typing.final
+class BlockRange(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BEGIN_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    begin: _builtins.int
+    end: _builtins.int
+    """exclusive"""
+    def __init__(
+        self,
+        *,
+        begin: _builtins.int = ...,
+        end: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "end", b"end"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BlockRange: _TypeAlias = BlockRange  # noqa: Y015
 
 @_typing.final
 class BlockBytes(_message.Message):

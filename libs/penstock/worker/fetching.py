@@ -2,6 +2,10 @@
 
 The store is an optimisation, never an authority: every failure here is counted and logged, and the engine recomputes
 the blocks.
+
+Where layers forget, only the far part is fetched of blocks that lie far enough before the end of the prefix (see
+penstock.kv.parts). Where it ends is known when it is loaded; if that is sooner than was planned, `conclude` fetches the
+near parts that are needed after all.
 """
 
 from __future__ import annotations
@@ -14,8 +18,9 @@ from functools import partial
 
 import structlog
 
-from penstock.engine.hooks import LoadResult, PageWriter, Source
+from penstock.engine.hooks import LoadResult, PageWriter, PartedWriter, Source
 from penstock.kv.client.client import NOBODY, Leased, Origin, StoreClient, StoreFault
+from penstock.kv.parts import Reach
 from penstock.runtime.metrics import StoringMetrics
 from penstock.worker.claiming import PromptClaim
 from penstock.worker.rates import FetchRates
@@ -51,6 +56,8 @@ class Fetcher:
     """For blocks that the store has to bring, however soon they are computed."""
     hands_on: bool = False
     """Whether another worker will fetch these blocks from the store."""
+    reach: Reach | None = None
+    """Of the layers that forget, where the store's client can read the far parts of blocks alone."""
     blocks: int = 0
     """Number of leading blocks that are in the pages."""
     tiers: list[str] = field(default_factory=list)
@@ -59,21 +66,34 @@ class Fetcher:
     _told: int = 0
     """Blocks from pages of whose use the store has heard."""
 
-    async def upto(self, count: int, pages: PageWriter, *, compares: bool = False) -> bool:
+    async def upto(self, count: int, pages: PageWriter, *, compares: bool = False, planned: int | None = None) -> bool:
         """Loads blocks until the first `count` are in the pages; False when neither the engine nor the store could give
         them all. When it `compares`, it does not wait longer for blocks that another load fetches, nor for those that
-        the store has to bring, than their computing is worth, once the sequence could compute."""
+        the store has to bring, than their computing is worth, once the sequence could compute. `planned` is how many
+        the prefix will have in the end; None: as many of `count` as the store has now. `conclude` makes that true."""
         try:
-            return await self._upto(count, pages, compares)
+            return await self._upto(count, pages, compares, planned)
         finally:
             pages.settled(self.blocks)
 
-    async def _upto(self, count: int, pages: PageWriter, compares: bool) -> bool:
+    async def conclude(self, pages: PageWriter) -> None:
+        """Makes what is in the pages a prefix behind which the text can go on: fetches the near parts that it lacks.
+        Where these are not to be had it ends before them."""
+        if self.reach is None or not isinstance(pages, PartedWriter):
+            return
+        while (first := pages.lacking(self.blocks)) < self.blocks:
+            end, self.blocks = self.blocks, first
+            pages.give_back(first)
+            del self.tiers[first:]
+            await self.upto(end, pages, planned=end)
+
+    async def _upto(self, count: int, pages: PageWriter, compares: bool, planned: int | None) -> bool:
         begin = time.monotonic()
         until = begin + (self.queue_s() if compares else 0.0)
         patience_s = self._patience_s(count - self.blocks, until - begin) if compares else 0.0
         others_until = begin + patience_s  # once for all parts: who waited in vain asks the store from then on
         while self.blocks < count:
+            self._plan(pages, max(count, planned or 0))
             within_s = max(0.0, others_until - time.monotonic()) if patience_s else None
             taken = await pages.take(self.blocks, count, within_s)
             self.blocks += taken
@@ -87,7 +107,9 @@ class Fetcher:
             begin, before = time.monotonic(), self.blocks
             try:
                 wait_s = self._patience_s(len(wanted), until - begin) if compares else 0.0
-                more = await self._some(wanted, pages, wait_s)
+                if planned is None:
+                    planned = await self._found(count, pages)
+                more = await self._some(wanted, pages, wait_s, planned)
                 pages.settled(self.blocks)
                 self.known.learn(self.keys[before : self.blocks])
             except StoreFault as fault:
@@ -137,15 +159,36 @@ class Fetcher:
         compute_s = self._compute_s(self.blocks, self.blocks + max(1, count // _PARTS))
         return max(self.least_wait_s, max(0.0, free_s) + compute_s) if compute_s else 0.0
 
-    async def _some(self, keys: Sequence[bytes], pages: PageWriter, wait_s: float) -> bool:
-        """Loads the leading blocks that the store gives within `wait_s`, or its time limit; True when all were written
-        and the store is bringing more."""
-        begin = time.monotonic()
-        async with self.store.lease(keys, self.origin, checked=False, on_device=True, wait_s=wait_s) as leased:
+    def _far(self, end: int) -> int:
+        """Leading blocks of which the far part is enough when the prefix has `end` blocks."""
+        return 0 if self.reach is None else self.reach.far(end, self.block_size)
+
+    def _plan(self, pages: PageWriter, end: int) -> None:
+        if self.reach is not None and isinstance(pages, PartedWriter):
+            pages.far_is_enough(self._far(end))
+
+    async def _found(self, count: int, pages: PageWriter) -> int:
+        """How many blocks the prefix will have, as far as it is worth asking: of few more a lease says it."""
+        if self.reach is None or not isinstance(pages, PartedWriter) or count - self.blocks <= _LEASE_BLOCKS:
+            return 0
+        return self.blocks + await self.store.lookup(self.keys[self.blocks : count])
+
+    async def _some(self, keys: Sequence[bytes], pages: PageWriter, wait_s: float, planned: int) -> bool:
+        """Loads the leading blocks that the store gives within `wait_s`, or its time limit, of a prefix for which so
+        many are planned; True when all were written and the store is bringing more."""
+        begin, first = time.monotonic(), self.blocks
+
+        def far(found: int) -> int:
+            return max(0, self._far(max(planned, first + found)) - first) if isinstance(pages, PartedWriter) else 0
+
+        async with self.store.lease(keys, self.origin, checked=False, on_device=True, wait_s=wait_s, far=far) as leased:
             near = leased.on_device.views
             blocks: list[Source] = [*near, *leased.blocks]
             copy = partial(_copy, leased, len(near))
-            written = await pages.write(self.blocks, blocks, copy) if blocks else 0
+            if blocks and isinstance(pages, PartedWriter):
+                written = await pages.write(first, blocks, copy, far=len(near) + leased.far)
+            else:
+                written = await pages.write(first, blocks, copy) if blocks else 0
             if not leased.on_device.still_valid():
                 written = 0  # blocks from the device have no other check
             tiers = ["gpu"] * len(near) + leased.tiers
@@ -184,6 +227,7 @@ class StoredPrefix:
             waited = time.monotonic() - begin
             if found:
                 await fetcher.upto(fetcher.blocks + found, pages)
+        await fetcher.conclude(pages)
         await fetcher.tell_uses()
         self._loaded(fetcher.stored)
         valid = fetcher.blocks * fetcher.block_size

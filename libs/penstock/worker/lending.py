@@ -125,7 +125,7 @@ class PageLending:
             for block, page in zip(blocks, pages, strict=True)
             if block.key not in self._loans and self._pool.find(block.key) == page.page
         ]
-        sums = await self._store.lending.checksums([block.data for block, _ in mine])
+        vouched = await self._store.lending.vouch([(block.key, block.data) for block, _ in mine])
         async with self._telling:
             loans = [
                 BlockLoan(
@@ -135,10 +135,11 @@ class PageLending:
                     seconds=block.seconds,
                     page=page,
                     epoch=next(self._epochs),
-                    checksum=digest,
+                    checksum=said.checksum,
+                    behind=said.behind,
                     origin=origin,
                 )
-                for (block, page), digest in zip(mine, sums, strict=True)
+                for (block, page), said in zip(mine, vouched, strict=True)
                 if block.key not in self._loans and self._pool.find(block.key) == page
             ]
             await self._tell(loans)

@@ -98,6 +98,7 @@ async def open_worker(
                 config.host,
                 timeout_s=config.store_timeout_s,
                 device=device,
+                parts=engine.parts,
                 failed=metrics.task_failed,
             ) as store,
             _publisher(store, metrics, waiting_pages, engine=engine) as publisher,

@@ -1,4 +1,5 @@
-"""Tells the router which blocks are in a worker's own pages: all of them first, then every change."""
+"""Tells the router which blocks are in a worker's own pages: all of them first, then every change. One of which the far
+part is there alone counts: see penstock.kv.parts."""
 
 from __future__ import annotations
 
@@ -7,7 +8,9 @@ from contextlib import contextmanager
 
 from penstock.engine.pages import PagePool
 from penstock.kv.events import PENDING, EventHub, Subscriber
+from penstock.kv.parts import whole_key
 from penstock.v1 import common_pb2
+from penstock.worker.stored import in_pages
 
 _HERE = "worker"
 """The only place that there is."""
@@ -24,11 +27,13 @@ class ResidentBlocks:
 
     def block_named(self, key: bytes) -> None:
         """A page holds the block from now on."""
-        self._hub.note(key, _HERE)
+        self._hub.note(whole_key(key), _HERE)
 
     def block_forgotten(self, key: bytes) -> None:
-        """No page holds the block any more."""
-        self._hub.note(key, None)
+        """A page does not hold the block any more, or its far part."""
+        key = whole_key(key)
+        if not in_pages(self._pool, key):
+            self._hub.note(key, None)
 
     @contextmanager
     def followed(self) -> Iterator[ResidentNews]:
@@ -37,8 +42,8 @@ class ResidentBlocks:
             yield ResidentNews(subscriber)
 
     def _places(self) -> Iterable[tuple[bytes, str]]:
-        for key in list(self._pool.keys()):
-            if self._pool.find(key) is not None:
+        for key in dict.fromkeys(map(whole_key, self._pool.keys())):
+            if in_pages(self._pool, key):
                 yield key, _HERE
 
 

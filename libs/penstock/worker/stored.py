@@ -17,6 +17,7 @@ import structlog
 from penstock.engine.named import NameWatcher
 from penstock.kv.client.client import StoreClient, StoreFault
 from penstock.kv.identity import MAX_BATCH
+from penstock.kv.parts import far_key, whole_key
 from penstock.runtime.metrics import StoringMetrics
 
 _PAUSE_S = 0.2
@@ -31,12 +32,17 @@ class KeyedPages(Protocol):
     """Pages by what they hold: a PagePool, or who follows one."""
 
     def find(self, key: bytes) -> int | None:
-        """The page that holds the block; None when no page does."""
+        """The page that holds the block, or its far part if that is asked for; None when no page does."""
         ...
 
     def watch(self, watcher: NameWatcher) -> None:
         """Tells the watcher of every block that gets a page or loses it, from now on."""
         ...
+
+
+def in_pages(pool: KeyedPages, key: bytes) -> bool:
+    """Whether a page has the block, or its far part: see penstock.kv.parts."""
+    return pool.find(key) is not None or pool.find(far_key(key)) is not None
 
 
 class StoredKeys:
@@ -56,7 +62,7 @@ class StoredKeys:
     def learn(self, keys: Iterable[bytes]) -> None:
         """The store has these blocks: it took or gave them. Those that are not in pages are not remembered."""
         self._look()
-        self._keys.update(key for key in keys if self._pool.find(key) is not None)
+        self._keys.update(key for key in keys if in_pages(self._pool, key))
 
     def leading(self, keys: Iterable[bytes]) -> int:
         """How many of the leading blocks the store has."""
@@ -82,8 +88,10 @@ class StoredKeys:
         """The store may have it or not."""
 
     def block_forgotten(self, key: bytes) -> None:
-        """The block is not in pages any more."""
-        self._keys.discard(key)
+        """The block, or its far part, is not in pages any more."""
+        key = whole_key(key)
+        if not in_pages(self._pool, key):
+            self._keys.discard(key)
 
     async def run(self) -> None:
         """Tells the store of uses until cancelled."""

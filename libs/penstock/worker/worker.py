@@ -22,6 +22,7 @@ from penstock.kv.client.client import StoreClient
 from penstock.kv.cost import PrefillCost
 from penstock.kv.identity import Chain
 from penstock.kv.pace import Pace
+from penstock.kv.parts import parted
 from penstock.kv.recent import RecentKeys
 from penstock.kv.sealing import sealed
 from penstock.kv.spec import KvSpec
@@ -69,7 +70,9 @@ class Work:
 
 def stored_spec(config: WorkerConfig, engine: Engine) -> KvSpec:
     """Of the blocks that the worker stores, which name its KV to the mesh."""
-    return sealed(engine.spec) if config.seal else engine.spec
+    if config.seal:
+        return sealed(engine.spec, engine.parts)
+    return engine.spec if engine.parts is None else parted(engine.spec)
 
 
 class Worker:
@@ -139,6 +142,7 @@ class Worker:
             queue_s=self._queue_s,
             least_wait_s=self.config.fetch_wait_s,
             hands_on=hands_on,
+            reach=None if self.engine.parts is None else self.engine.parts.reach,
         )
         # Who yields may take long over its prompt: nobody is to wait for it.
         least_s = inf if order.request.yields else self.config.claim_s

@@ -12,6 +12,7 @@ from penstock.rpc.bounds import check_count, check_length, check_name, check_sec
 
 _MAX_NAME = 256
 _MAX_SOURCES = 16
+_MAX_RANGES = 1024
 _MAX_BLOCK_BYTES = 1 << 30
 
 
@@ -36,6 +37,17 @@ def check_block_length(length: int, block_bytes: int) -> None:
     """The blocks that a client writes are as long as those it announced. Raises Refused."""
     if length != block_bytes:
         raise Refused(f"length is {length}, the blocks of this store have {block_bytes} bytes", field="length")
+
+
+def check_ranges(ranges: Sequence[tuple[int, int]], block_bytes: int) -> None:
+    """Pieces (begin, end) of a block, in order."""
+    check_count("ranges", ranges, _MAX_RANGES)
+    at = 0
+    for begin, end in ranges:
+        if not at <= begin < end <= block_bytes:
+            what = f"ranges has {begin} to {end} behind {at}; they are in order, not empty, and in {block_bytes} bytes"
+            raise InvalidRequest(what, field="ranges")
+        at = end
 
 
 def check_spec(spec: KvSpec) -> None:

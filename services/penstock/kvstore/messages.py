@@ -25,6 +25,7 @@ from penstock.v1 import common_pb2, kvstore_pb2
 
 _MEMORY = re.compile(r"/proc/[0-9]{1,9}/fd/[0-9]{1,9}")
 _MOST_PAGES = 1 << 24
+_MOST_BEHIND = 64
 
 
 def wanted_from_message(request: kvstore_pb2.ReserveRequest) -> list[Wanted]:
@@ -80,6 +81,7 @@ def _lent(field: str, block: kvstore_pb2.LentBlock, request: kvstore_pb2.LendReq
         epoch=block.epoch,
         owner=request.attachment_id,
         checksum=block.checksum,
+        behind=block.behind,
         session=request.session,
         namespace=request.namespace,
         seconds=block.seconds,
@@ -96,7 +98,9 @@ def pages_from_message(pages: kvstore_pb2.ClientPages) -> PagesAt:
     layout = Layout.gapless(pages.slots, pages.slot_stride)
     if pages.slots_at != layout.slots_at or not 0 < pages.bytes == layout.offset(pages.slots):
         raise bad("pages.bytes", str(pages.bytes), "must be those of the pages and their epochs")
-    return PagesAt(pages.path, pages.bytes, pages.id, layout)
+    if pages.behind > _MOST_BEHIND:
+        raise bad("pages.behind", str(pages.behind), f"must be at most {_MOST_BEHIND} bytes")
+    return PagesAt(pages.path, pages.bytes, pages.id, layout, pages.behind)
 
 
 def pace_from_message(field: str, pace: kvstore_pb2.Pace) -> Pace:

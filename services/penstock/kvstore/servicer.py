@@ -17,6 +17,7 @@ from penstock.kv.identity import MAX_BATCH, MAX_KEYS
 from penstock.kv.spec import spec_from_message
 from penstock.kvstore.checks import (
     check_block_length,
+    check_ranges,
     check_short_name,
     check_sources,
     check_spec,
@@ -257,10 +258,13 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
         part = self._parts.of(request.attachment_id)
         check_count("indices", request.indices, MAX_KEYS)
         table, arena = part.host.table, part.host.arena
-        if request.at >= table.block_bytes:
-            raise InvalidRequest(f"at is {request.at}, a block has {table.block_bytes} bytes", field="at")
+        parts = [(one.begin, one.end) for one in request.ranges] or [(0, table.block_bytes)]
+        check_ranges(parts, table.block_bytes)
+        wanted = sum(end - begin for begin, end in parts)
+        if request.at >= wanted:
+            raise InvalidRequest(f"at is {request.at}, of a block {wanted} bytes are wanted", field="at")
         sent = request.at
-        for ranges in packed(request.indices, table.block_bytes, request.at):
+        for ranges in packed(request.indices, table.block_bytes, request.at, parts):
             lease = table.leases.find(request.attachment_id, request.lease_id, self._now())
             pieces = []
             for index, at, length in ranges:

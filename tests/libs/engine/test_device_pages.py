@@ -10,7 +10,7 @@ from tests.libs.kv.device_contract import noise
 from penstock.checkpoint import inspect
 from penstock.engine.step.memory import DeviceMemory, PageMemory
 from penstock.kv.device.memory import Device
-from penstock.testing.checkpoints import TinyModel, write_checkpoint
+from penstock.testing.checkpoints import TINY_LLAMA_4, TinyModel, write_checkpoint
 from penstock.testing.twin import TwinDevice
 
 
@@ -39,3 +39,21 @@ def copies_both_kinds(device: Device, place: str, directory: Path, own: DeviceMe
 
 def test_pages_from_a_twin(tmp_path: Path) -> None:
     copies_both_kinds(TwinDevice(), "cpu", tmp_path)
+
+
+def test_nothing_of_another_tenant_is_left_beside_a_far_part(tmp_path: Path) -> None:
+    config = inspect(write_checkpoint(tmp_path / "model", TINY_LLAMA_4)).config
+    memory = PageMemory(config, 8, 16, torch.bfloat16, torch.device("cpu"))
+    size, parts = memory.block_bytes, memory.parts
+    assert parts is not None and parts.far == ((3 * size // 4, size),)
+    before, block = noise(1, size), noise(2, size)
+    memory.write([1, 2], [before, before])
+
+    def copy(index: int, into: memoryview) -> bool:
+        begin = 3 * size // 4 if index == 0 else 0
+        into[begin:] = block[begin:]
+        return True
+
+    assert memory.write([1, 2], [block, block], copy, far=1) == 2
+    assert memory.view(1) == bytes(3 * size // 4) + bytes(block[3 * size // 4 :])
+    assert memory.view(2) == block

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from penstock.engine.pages import TAIL_SHARE, PagePool
 from penstock.kv.identity import packed
+from penstock.kv.parts import far_key
 
 OWNERS = st.sampled_from(["a", "b", "c"])
 NAMES = [b"x", b"xx", b"xy", b"xxx", b"xxy", b"y", b"yx", b"yy"]
@@ -432,3 +433,18 @@ def test_a_tail_that_has_outlived_its_block_is_dropped_with_its_tenant():
     assert pool.drop({b"m"}) == (0, 0)
     assert pool.longest(b"k1", tokens) == (0, 0)
     assert sorted(pool.allocate("c", 40)) == list(range(1, 41))
+
+
+def test_a_page_with_a_far_part_alone_is_never_found_as_a_block():
+    pool, key = PagePool(2), b"k" * 32
+    [page] = pool.allocate("a", 1)
+    pool.note_parts([page], [True])
+    with pytest.raises(AssertionError, match="another part"):
+        pool.name(page, key, b"", 0)
+    assert pool.name(page, far_key(key), b"", 0) == page
+    assert (pool.find(key), pool.find(far_key(key)), pool.far(page)) == (None, page, True)
+    pool.release("a", [page])
+    pages = pool.allocate("b", 2)
+    assert page in pages and not pool.far(page), "it is somebody else's"
+    with pytest.raises(AssertionError, match="another part"):
+        pool.name(page, far_key(key), b"", 0)

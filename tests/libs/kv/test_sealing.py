@@ -9,7 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.kv.sealing import SEAL_KEY_BYTES, TRAILER_BYTES, Seal, is_sealed, seal_key, sealed
+from penstock.kv.parts import BlockParts, Reach, parted
+from penstock.kv.sealing import (
+    SEAL_KEY_BYTES,
+    TRAILER_BYTES,
+    Seal,
+    far_pieces,
+    is_sealed,
+    seal_key,
+    sealed,
+    trailer_bytes,
+)
 from penstock.kv.spec import KvSpec
 
 pytestmark = pytest.mark.attack
@@ -78,3 +88,58 @@ def test_specs_of_sealed_blocks_are_no_others() -> None:
 def test_any_size(size: int) -> None:
     block = random.Random(size).randbytes(size)
     assert opened(closed(block)) == block
+
+
+PARTS = BlockParts(4096, ((512, 768), (2048, 2560)), Reach(64))
+
+
+def with_parts(block: bytes) -> memoryview:
+    into = memoryview(bytearray(len(block) + trailer_bytes(PARTS)))
+    Seal(SERVER, PARTS).close(b"name", memoryview(block), into)
+    return into
+
+
+def test_a_far_part_is_opened_from_its_pieces_alone() -> None:
+    block = random.Random(1).randbytes(4096)
+    whole, pieces = with_parts(block), memoryview(bytearray(4096 + trailer_bytes(PARTS)))
+    for begin, end in far_pieces(PARTS):
+        pieces[begin:end] = whole[begin:end]
+    into, all_of_it = memoryview(bytearray(4096)), memoryview(bytearray(4096))
+    assert Seal(SERVER, PARTS).open_far(b"name", pieces, into)
+    assert not Seal(SERVER, PARTS).open(b"name", pieces, all_of_it) and not any(all_of_it)
+    assert Seal(SERVER, PARTS).open(b"name", whole, all_of_it) and all_of_it == block
+    for begin, end in PARTS.far:
+        assert into[begin:end] == block[begin:end]
+        into[begin:end] = bytes(end - begin)
+    assert not any(into)
+
+
+def test_a_part_is_not_taken_for_the_other_nor_for_that_of_another_block() -> None:
+    """Both parts are of one size here."""
+    parts = BlockParts(64, ((0, 32),), Reach(8))
+    block, whole = random.Random(1).randbytes(64), memoryview(bytearray(128))
+    Seal(SERVER, parts).close(b"name", memoryview(block), whole)
+    pieces = [whole[48:96], whole[:48], whole[108:120], whole[96:108], bytes(8)]
+    swapped = memoryview(bytearray(b"".join(pieces)))
+    into = memoryview(bytearray(64))
+    assert Seal(SERVER, parts).open(b"name", whole, into) and into == block
+    assert not Seal(SERVER, parts).open(b"name", swapped, into) and not any(into)
+    assert not Seal(SERVER, parts).open_far(b"name", swapped, into)
+    assert not Seal(SERVER, parts).open_far(b"another", whole, into)
+    assert not Seal(bytes(32), parts).open_far(b"name", whole, into)
+
+
+@pytest.mark.parametrize("at", range(0, 4096 + 64 - 8, 97))
+def test_no_byte_of_a_part_can_be_changed(at: int) -> None:
+    block = random.Random(1).randbytes(4096)
+    whole = with_parts(block)
+    whole[at] ^= 1
+    assert not Seal(SERVER, PARTS).open(b"name", whole, memoryview(bytearray(4096)))
+    far = any(begin <= at < end for begin, end in far_pieces(PARTS))
+    assert Seal(SERVER, PARTS).open_far(b"name", whole, memoryview(bytearray(4096))) != far
+
+
+def test_blocks_that_are_sealed_in_parts_are_never_taken_for_others() -> None:
+    found = sealed(SPEC, PARTS)
+    assert is_sealed(found) and found.block_bytes == 4096 + trailer_bytes(PARTS)
+    assert len({found.layout, sealed(SPEC).layout, parted(SPEC).layout, SPEC.layout}) == 4

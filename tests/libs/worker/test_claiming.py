@@ -112,6 +112,8 @@ class Giving:
         self.blocks = self.stored = min(count, self.stored_then.pop(0))
         return self.blocks == count
 
+    async def conclude(self, pages: Any) -> None: ...
+
     async def tell_uses(self) -> None: ...
 
 

@@ -13,7 +13,7 @@ from tests.services.kvstore.helpers import BLOCK_BYTES, client_of, eventually, f
 from penstock.engine.pages import PagePool
 from penstock.kv.bytes.arena import Arena, Layout
 from penstock.kv.client.client import NOBODY, BlockPut, StoreClient, StoreFault
-from penstock.kv.client.lending import BlockLoan
+from penstock.kv.client.lending import BlockLoan, Vouched
 from penstock.kvstore.service import KvStore, open_kvstore
 from penstock.runtime.metrics import WorkerMetrics
 from penstock.runtime.tasks import beside
@@ -168,13 +168,13 @@ async def test_a_name_that_goes_while_it_is_lent() -> None:
         blocks = puts(2)
         pages = one.compute(blocks)
         lending = one.store.lending
-        first = lending.checksums
+        first = lending.vouch
 
-        async def slow(views: Sequence[memoryview]) -> list[bytes]:
+        async def slow(those: Sequence[tuple[bytes, memoryview]]) -> list[Vouched]:
             one.pool.forget(pages[1:])
-            return await first(views)
+            return await first(those)
 
-        lending.checksums = slow  # type: ignore[method-assign]
+        lending.vouch = slow  # type: ignore[method-assign]
         assert await one.lend(blocks, pages) == blocks[1:]
         assert await reader.lookup(keys(2)) == 1
 

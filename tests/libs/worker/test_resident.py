@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from penstock.engine.pages import PagePool
+from penstock.kv.parts import far_key
 from penstock.worker.resident import ResidentBlocks
 
 TOTAL = 6
@@ -95,3 +96,20 @@ def test_who_is_late_is_told_all_anew_instead_of_everything_since() -> None:
     pool.forget(pages[:1])
     follower.listen()
     assert (follower.known, follower.snapshots) == (set(KEYS[1:TOTAL]), 2)
+
+
+def test_a_far_part_counts_as_the_block_until_both_are_gone() -> None:
+    pool, key = PagePool(4), b"k" * 32
+    blocks = ResidentBlocks(pool)
+    follower = Follower(blocks)
+    whole, far = pool.allocate("a", 2)
+    pool.note_parts([far], [True])
+    pool.name(far, far_key(key), b"", 0)
+    pool.name(whole, key, b"", 0)
+    late = Follower(blocks)
+    steps: list[tuple[list[int], set[bytes]]] = [([], {key}), ([whole], {key}), ([far], set())]
+    for pages, known in steps:
+        pool.forget(pages)
+        for one in (follower, late):
+            one.listen()
+            assert one.known == known

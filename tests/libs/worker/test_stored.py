@@ -12,6 +12,7 @@ import pytest
 from penstock.engine.pages import PagePool
 from penstock.kv.client.client import StoreFault
 from penstock.kv.identity import MAX_BATCH
+from penstock.kv.parts import far_key
 from penstock.runtime.metrics import WorkerMetrics
 from penstock.runtime.tasks import beside
 from penstock.worker import stored
@@ -120,3 +121,17 @@ async def test_a_store_that_is_away_costs_the_uses_of_that_time(pool: PagePool, 
         known.used(KEYS[3:4], "s")
         await until(lambda: store.heard)
         assert store.heard == [{"s": KEYS[3:4]}]
+
+
+def test_a_block_is_remembered_while_a_page_has_its_far_part() -> None:
+    pool, key = PagePool(4), KEYS[1]
+    known = StoredKeys(Store(), pool, WorkerMetrics())  # type: ignore[arg-type]
+    whole, far = pool.allocate("a", 2)
+    pool.note_parts([far], [True])
+    pool.name(far, far_key(key), b"", 0)
+    known.learn([key])
+    pool.name(whole, key, b"", 0)
+    pool.forget([whole])
+    assert known.leading([key]) == 1
+    pool.forget([far])
+    assert known.leading([key]) == 0

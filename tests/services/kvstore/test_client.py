@@ -265,10 +265,10 @@ async def test_a_batch_that_fails_takes_the_others_back(monkeypatch: pytest.Monk
     monkeypatch.setattr(writing, "MAX_BATCH", 3)
     copies = itertools.count()
 
-    def fails(target: memoryview, source: memoryview) -> bytes:
+    def fails(target: memoryview, source: memoryview, behind: bytes) -> bytes:
         if next(copies) == 7:
             raise ValueError("not a slot")
-        return sum_and_copy(target, source)
+        return sum_and_copy(target, source, behind)
 
     monkeypatch.setattr(writing, "sum_and_copy", fails)
     blocks = puts(20)

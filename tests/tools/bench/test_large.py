@@ -10,6 +10,7 @@ from penstock.bench.engine.shapes import MIXED, LlamaShape, checkpoint
 from penstock.bench.engine.subjects import OURS
 from penstock.bench.large.experts import figures_of, sitting
 from penstock.bench.large.families import families
+from penstock.bench.large.fetching import fetch_figures
 from penstock.bench.large.kv_bytes import kv_figures
 from penstock.bench.large.measure import measure
 from penstock.bench.large.pictures import cell_encoders, tile_encoders
@@ -91,9 +92,16 @@ async def test_latent_attention_keeps_a_vector_and_its_rotated_part():
     assert (ratio.value, ratio.met) == (pytest.approx(576 / 2048), True)
 
 
+async def test_a_sixth_of_a_long_prefix_is_fetched_and_its_last_window():
+    share, *times = await fetch_figures(True)
+    far, blocks = (4096 - 1024) // 16, 4096 // 16
+    assert share.value == pytest.approx((far / 6 + blocks - far) / blocks, abs=0.002)
+    assert share.met and [one.id for one in times] == ["sliding_fetch_s_mapped", "sliding_fetch_s_streamed"]
+
+
 async def test_a_part_that_there_is_not_is_named():
     with pytest.raises(
-        ConfigError, match="part = 'exports': must be one of families, kv, experts, ranks, lora, pictures"
+        ConfigError, match="part = 'exports': must be one of families, kv, fetch, experts, ranks, lora, pictures"
     ):
         await measure(True, ["exports"])
 

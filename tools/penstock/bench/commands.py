@@ -339,21 +339,24 @@ def trust(options: Options = None, *, part: list[str] | None = None) -> None:
 @app.command
 def large(options: Options = None, *, part: list[str] | None = None) -> None:
     """What large models are made of, at a size that fits here: architectures that equal transformers; what latent
-    attention keeps of a token; experts of which each token uses a few, beside other engines on the same weights; one
-    model over two processes; and eight streams, each with an adapter of its own, beside eight of the base model.
+    attention keeps of a token; what is fetched of a long prefix where layers forget; experts of which each token uses a
+    few, beside other engines on the same weights; one model over two processes; eight streams, each with an adapter of
+    its own, beside eight of the base model; and encoders of pictures.
 
     Peers are those that `python -m loadtest.peers.install` has put under $PENSTOCK_PEERS, else runs/peers.
 
     Parameters
     ----------
     part:
-        Only these: families, kv, experts, ranks, lora. Default: all.
+        Only these: families, kv, fetch, experts, ranks, lora, pictures. Default: all.
     """
     import uvloop  # what the workers run on
 
     from penstock.bench.large.measure import measure
+    from penstock.runtime.telemetry import telemetry
 
-    _run(lambda quick: measure(quick, part or ()), options, uvloop.new_event_loop)
+    with telemetry("bench", "error"):
+        _run(lambda quick: measure(quick, part or ()), options, uvloop.new_event_loop)
 
 
 @app.command

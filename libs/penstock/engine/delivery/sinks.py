@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from penstock.engine.hooks import KvSink, PunctualSink
 from penstock.engine.scheduling.live import Live
@@ -61,6 +61,10 @@ class SinkPages:
         self._scheduler.hold(_SINKS, pages)
         return [SinkPage(self._memory, page, self._scheduler.shares(page), self._take_back) for page in pages]
 
+    def whole(self, pages: Sequence[int]) -> list[bool]:
+        """Of each, whether all of a block is in it."""
+        return [not self._scheduler.far(page) for page in pages]
+
     def _take_back(self, page: int) -> None:
         self._scheduler.release(_SINKS, (page,))
         self._returned()
@@ -79,18 +83,20 @@ class SinkFeed:
         live.set_back = self._set_back
 
     def report(self) -> None:
-        """Reports the blocks that became full since the last call, except those that a source loaded."""
+        """Reports the blocks that became full since the last call, except those that a source loaded, and those of
+        which only the far part is here."""
         live = self._live
         first = max(self._reported, live.loaded_blocks)
         whole = live.computed // self._pages.block_size
         if whole <= first:
             return
         self._reported = whole
-        held = self._pages.hold(live.pages[first:whole])
-        try:
-            self._sink.filled(first, held, live.tokens)
-        except Exception:
-            self._failed(held)
+        for begin, end in _runs(self._pages.whole(live.pages[first:whole])):
+            held = self._pages.hold(live.pages[first + begin : first + end])
+            try:
+                self._sink.filled(first + begin, held, live.tokens)
+            except Exception:
+                self._failed(held)
 
     def finish(self) -> None:
         """The sequence ended normally: reports the rest, and the page that is partly filled."""
@@ -115,3 +121,13 @@ class SinkFeed:
         _log.warning("the sink of %s failed", self._live.id, exc_info=True)
         for page in held:
             page.release()
+
+
+def _runs(values: Sequence[bool]) -> Iterator[tuple[int, int]]:
+    """(Begin, end) of the runs of values that are true."""
+    begin = 0
+    for index, value in enumerate([*values, False]):
+        if not value:
+            if begin < index:
+                yield begin, index
+            begin = index + 1

@@ -19,7 +19,7 @@ _INLINE_BYTES = 1 << 18
 
 
 class LoadWriter:
-    """Writes loaded blocks into the pages of one sequence; a PageWriter. The pages belong to the
+    """Writes loaded blocks into the pages of one sequence; a PartedWriter. The pages belong to the
     sequence from the moment they are allocated; while a thread copies, the copy holds them too, so that no other
     sequence can get them."""
 
@@ -38,6 +38,8 @@ class LoadWriter:
         self._idle = asyncio.Event()
         self._idle.set()
         self._written = live.named
+        self._far = 0
+        """Leading blocks of which it is enough to take the far part."""
 
     @property
     def block_size(self) -> int:
@@ -58,8 +60,9 @@ class LoadWriter:
     def _usable(self) -> bool:
         return self._open and not self._live.stripped and not self._live.gone
 
-    async def write(self, first_block: int, blocks: Sequence[Source], copy: Copy | None = None) -> int:
-        """Copies blocks to the pages from `first_block` on; returns how many were stored.
+    async def write(self, first_block: int, blocks: Sequence[Source], copy: Copy | None = None, *, far: int = 0) -> int:
+        """Copies blocks to the pages from `first_block` on; returns how many were stored. Of the first `far` of those
+        in host memory `copy` copies the far part alone.
 
         Returns 0 when the load was closed or its pages were taken away, also while the copy ran. Up to 256 KiB are
         copied at once on the event loop; more are copied by a thread, whose copy runs to its end when the caller is
@@ -76,7 +79,10 @@ class LoadWriter:
             raise ValueError(f"block {first_block} is one of {self._live.named} that others may share")
         count = self._scheduler.room_for(self._live, first_block, len(blocks))
         if count:
-            good = await self._copy(self._live.pages[first_block : first_block + count], blocks[:count], copy)
+            pages, blocks = self._live.pages[first_block : first_block + count], blocks[:count]
+            parted = [isinstance(block, memoryview) and index < far for index, block in enumerate(blocks)]
+            self._scheduler.note_parts(pages, parted)
+            good = await self._copy(pages, blocks, copy, far)
             if first_block <= self._written:
                 self._written = max(self._written, first_block + good)
             if good < count:  # the next page holds a refused block
@@ -105,7 +111,7 @@ class LoadWriter:
         return taken
 
     def _take(self, first_block: int, blocks: int) -> int:
-        taken = self._scheduler.take(self._live, first_block, blocks) if self._usable else 0
+        taken = self._scheduler.take(self._live, first_block, blocks, self._far) if self._usable else 0
         self._written = max(self._written, first_block + taken)
         return taken
 
@@ -115,20 +121,34 @@ class LoadWriter:
             self._scheduler.settled(self._live, min(blocks, self._written))
         self._end_fetch()
 
+    def far_is_enough(self, blocks: int) -> None:
+        """Says of how many leading blocks it is enough to take the far part, from now on."""
+        self._far = blocks
+
+    def lacking(self, blocks: int) -> int:
+        """The first block whose near part is lacking when the prefix ends behind so many; `blocks`: none is."""
+        return self._scheduler.lacking(self._live, blocks) if self._usable else blocks
+
+    def give_back(self, first_block: int) -> None:
+        """Gives back the pages from that block on."""
+        if self._usable:
+            self._scheduler.give_back(self._live, first_block)
+            self._written = min(self._written, first_block)
+
     def _end_fetch(self) -> None:
         fetch, self._fetch = self._fetch, None
         if fetch is not None:
             self._fetches.end(fetch)
 
-    async def _copy(self, pages: Sequence[int], blocks: Sequence[Source], copy: Copy | None) -> int:
+    async def _copy(self, pages: Sequence[int], blocks: Sequence[Source], copy: Copy | None, far: int) -> int:
         if len(blocks) * self.block_bytes <= _INLINE_BYTES:
-            return self._memory.write(pages, blocks, copy)
+            return self._memory.write(pages, blocks, copy, far=far)
         owner = f"copy to {self._live.owner}"
         self._scheduler.hold(owner, pages)
         self._copies += 1
         self._idle.clear()
         try:
-            return await to_its_end(self._threads, lambda: self._memory.write(pages, blocks, copy))
+            return await to_its_end(self._threads, lambda: self._memory.write(pages, blocks, copy, far=far))
         finally:
             self._scheduler.release(owner, pages)
             self._copies -= 1

@@ -18,6 +18,7 @@ from penstock.engine.scheduling.outstanding import Outstanding
 from penstock.engine.scheduling.plan import plan, resumed, yields
 from penstock.engine.scheduling.sharing import Sharing
 from penstock.engine.scheduling.situation import ANY_ROOM, PromptRoom, Situation, StepLimits
+from penstock.kv.parts import Reach
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +73,14 @@ class Scheduler:
     """Owns the sequences, their states and the page pool; no other code changes these. A sequence is added, or loaded
     and then added; it takes part in steps (`next_step`, `commit`), and can be dropped in every state."""
 
-    def __init__(self, limits: StepLimits, pool: PagePool) -> None:
+    def __init__(self, limits: StepLimits, pool: PagePool, reach: Reach | None = None) -> None:
+        """`reach` is that of the model's layers that forget, if it has any."""
         self._limits = limits
         self._pool = pool
         self._reserve = pool.total // _RESERVED
         self.sight = limits.max_batch_tokens + limits.block_size
         """Tokens of a prompt for which embeddings are computed ahead."""
-        self._sharing = Sharing(pool, limits.block_size)
+        self._sharing = Sharing(pool, limits.block_size, reach)
         self._outstanding = Outstanding(pool, limits.block_size)
         self._running: list[Live] = []
         self._waiting: list[Live] = []
@@ -170,10 +172,12 @@ class Scheduler:
         self._loading.remove(live)
         live.tokens.extend(token.token for token in result.output)
         size = self._limits.block_size
-        valid = min(result.valid_tokens, blocks * size, live.given)
+        valid = self._sharing.reached(live, min(result.valid_tokens, blocks * size, live.given))
         if valid < live.named * size:  # the source has failed; what it shared is found again by its keys
             self._take_pages(live)
             valid = 0
+        rest = live.pages[valid // size :]
+        self._pool.note_parts(rest, [False] * len(rest))  # they are computed
         plain = result.cached_tokens == result.valid_tokens and not result.output
         live.use_loaded(valid, None if plain else result.cached_tokens, size)
         if result.stored_blocks is not None:
@@ -186,10 +190,28 @@ class Scheduler:
         tokens = min(blocks * self._limits.block_size, live.length - 1)
         self._sharing.name(live, tokens)
 
-    def take(self, live: Live, first_block: int, blocks: int) -> int:
+    def take(self, live: Live, first_block: int, blocks: int, far: int = 0) -> int:
         """Gives a sequence that is being loaded the pages of its blocks from `first_block` to `blocks` that are here
-        already, up to the first that is not; returns how many."""
-        return self._sharing.take(live, first_block, blocks)
+        already, up to the first that is not; returns how many. Of the first `far` blocks the far part is enough."""
+        return self._sharing.take(live, first_block, blocks, far)
+
+    def note_parts(self, pages: Sequence[int], far: Sequence[bool]) -> None:
+        """Says of pages of a sequence that is being loaded, which have no key, whether a source writes the far part of
+        a block alone there."""
+        self._pool.note_parts(pages, far)
+
+    def lacking(self, live: Live, blocks: int) -> int:
+        """The first block of a sequence that is being loaded whose near part is not there and would be looked at, if it
+        went on behind so many blocks; `blocks` when there is none."""
+        return self._sharing.lacking(live, blocks)
+
+    def give_back(self, live: Live, first_block: int) -> None:
+        """Gives back the pages of a sequence that is being loaded, from a block on."""
+        self._pool.release(live.owner, reversed(live.pages[first_block:]))
+        del live.pages[first_block:]
+        live.pages_changed()
+        live.named = min(live.named, first_block)
+        live.computed = min(live.computed, first_block * self._limits.block_size)
 
     def add(self, live: Live) -> Ended | None:
         """Puts a sequence in the line, at its place; not one that its given tokens end already."""
@@ -430,6 +452,10 @@ class Scheduler:
     def shares(self, page: int) -> bool:
         """Whether sequences may share what is in the page, which is a whole and sound block then."""
         return self._pool.named(page)
+
+    def far(self, page: int) -> bool:
+        """Whether there is the far part of a block alone in the page."""
+        return self._pool.far(page)
 
     def _grow(self, live: Live, pages: int) -> None:
         live.pages.extend(self._pool.allocate(live.owner, pages))

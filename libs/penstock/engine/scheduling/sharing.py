@@ -1,6 +1,7 @@
 """Pages by content: a sequence's full blocks get their keys, and it takes the pages of blocks that are there.
 
 Where its next block is not there as a whole, but its leading tokens are, it copies their rows to a page of its own.
+Pages with the far part of a block alone (see penstock.kv.parts) are for sequences that go on far enough behind it.
 """
 
 from __future__ import annotations
@@ -8,13 +9,16 @@ from __future__ import annotations
 from penstock.engine.pages import PagePool
 from penstock.engine.scheduling.live import Live
 from penstock.kv.identity import packed
+from penstock.kv.parts import Reach, far_key
 
 
 class Sharing:
     """Names and shares the pages of sequences that have a chain; those of others stay their own."""
 
-    def __init__(self, pool: PagePool, block_size: int) -> None:
+    def __init__(self, pool: PagePool, block_size: int, reach: Reach | None = None) -> None:
+        """`reach` is that of the layers that forget; None: there are none."""
         self._pool = pool
+        self._reach = reach
         self._size = block_size
         self._least = max(1, block_size // 4)
         """Fewer tokens are computed: nearly all prompts have one or two in common."""
@@ -30,11 +34,10 @@ class Sharing:
         changed = False
         for block in range(live.named, whole):
             page, first = live.pages[block], block * self._size
-            parent = chain.parent(block)
-            there = self._pool.name(page, chain.keys[block], parent, first, namespace=chain.root)
-            if there == page and not chain.touches_pictures(first, first + self._size):
+            there = self._name(live, block)
+            if there == page and not (self._pool.far(page) or chain.touches_pictures(first, first + self._size)):
                 rows = packed(live.tokens[first : first + self._size])
-                self._pool.rows(page, parent, rows, namespace=chain.root)
+                self._pool.rows(page, chain.parent(block), rows, namespace=chain.root)
             if there != page:
                 self._replace(live, block, [there])
                 changed = True
@@ -42,10 +45,24 @@ class Sharing:
         if changed:
             live.pages_changed()
 
-    def take(self, live: Live, first: int, blocks: int) -> int:
+    def _name(self, live: Live, block: int) -> int:
+        """Names the page of one block; returns the page that holds it. The far part alone is worth less than what is
+        whole already. A block behind such a page leaves before it does."""
+        assert live.chain is not None
+        page, key, parent = live.pages[block], live.chain.keys[block], live.chain.parent(block)
+        if self._pool.far(page):
+            whole, key = self._pool.find(key), far_key(key)
+            if whole is not None:
+                return whole
+        if block and self._pool.far(live.pages[block - 1]):
+            parent = far_key(parent)
+        return self._pool.name(page, key, parent, block * self._size, namespace=live.chain.root)
+
+    def take(self, live: Live, first: int, blocks: int, far: int | None = None) -> int:
         """Makes the sequence share the pages of its blocks from `first` on, up to the first block that is not there, or
         to the first `blocks`; returns how many it shares now. Pages that it had for them are given back. The sequence
-        always computes its last token, so no block with that token is shared."""
+        always computes its last token, so no block with that token is shared. Of the first `far` blocks the far part is
+        enough; None: of those that the sequence does not look at when it goes on behind the last one."""
         chain = live.chain
         if chain is None:
             return 0
@@ -53,14 +70,40 @@ class Sharing:
         found = []
         for block in range(first, most):
             page = self._pool.find(chain.keys[block])
+            if page is None and self._reach is not None and (far is None or block < far):
+                page = self._pool.find(far_key(chain.keys[block]))
             if page is None:
                 break
             found.append(page)
+        if far is None:
+            found = found[: self._usable(first, found)]
         if found:
             self._replace(live, first, found)
             live.named = first + len(found)
             live.pages_changed()
         return len(found)
+
+    def _usable(self, first: int, pages: list[int]) -> int:
+        """How many of these pages a sequence can use that has all it needs of the first `first` blocks and goes on
+        behind the last of them."""
+        if self._reach is None or not any(map(self._pool.far, pages)):
+            return len(pages)
+        whole = [True] * first + [not self._pool.far(page) for page in pages]
+        return max(0, self._reach.usable(whole, self._size) - first)
+
+    def lacking(self, live: Live, blocks: int) -> int:
+        """The first block whose near part is not there and would be looked at, if the sequence went on behind so many
+        blocks, or computed their last token once more; `blocks` when there is none."""
+        if self._reach is None:
+            return blocks
+        begin = self._reach.far(blocks, self._size)
+        return next((block for block in range(begin, blocks) if self._pool.far(live.pages[block])), blocks)
+
+    def reached(self, live: Live, tokens: int) -> int:
+        """How many of the first `tokens` tokens, all of which are in its pages, the sequence can go on behind."""
+        blocks = tokens // self._size
+        usable = self._usable(0, live.pages[:blocks])
+        return tokens if usable == blocks else usable * self._size
 
     def advance(self, live: Live) -> bool:
         """Makes the sequence go on behind all blocks that are there already, instead of computing them; whether there

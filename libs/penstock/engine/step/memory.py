@@ -5,7 +5,8 @@ bytes, which is exactly the block that is stored and sent. The price is that a l
 many places as the sequence has pages, which gathering does anyway.
 
 Layers with a sliding window keep all their tokens as well: a block that another request reuses has to be whole, and
-a page is one piece. Their windows save time (see batch), not memory.
+a page is one piece. Their windows save time (see batch), not memory. What is fetched of a long prefix need not be
+whole: where only the far part of a block came (see penstock.kv.parts), the rest of its page is zero.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from penstock.engine.step.changes import PageChanges
 from penstock.engine.step.int8_kv import SCALE_BYTES, from_rows, to_rows
 from penstock.kv.bytes.arena import Arena, Layout
 from penstock.kv.device.leased import PoolLease
+from penstock.kv.parts import BlockParts, Reach
 
 _LAYOUTS = {2: "lkbhd", 1: "lbhd"}
 """Order of a block's axes by the planes of a layer: layer, key then value if both are kept, token, KV head, head
@@ -152,6 +154,8 @@ class PageMemory:
         self._scratch = self.data.new_empty(0)
         self._bytes = self.data.view(shape[0], -1).view(torch.uint8)
         self.block_bytes = self._bytes.shape[1]
+        self.parts = block_parts(config, self.block_bytes)
+        """Of a block; None where all layers look at everything."""
         self.layout = f"{_LAYOUTS[self.planes]}{'-scaled' if self._scaled else ''}-v1"
         """How the bytes of a block are ordered."""
         self._host = self._bytes.numpy() if device.type == "cpu" else None
@@ -239,15 +243,29 @@ class PageMemory:
             raise ValueError(f"a block has {self.block_bytes} bytes, the destination {destination.nbytes}")
         np.copyto(np.frombuffer(destination, np.uint8), np.frombuffer(self.view(page), np.uint8))
 
-    def write(self, pages: Sequence[int], blocks: Sequence[Source], copy: Copy | None = None) -> int:
-        """Copies each block's bytes to its page, up to one that `copy` refuses; returns how many are good.
+    def write(self, pages: Sequence[int], blocks: Sequence[Source], copy: Copy | None = None, *, far: int = 0) -> int:
+        """Copies each block's bytes to its page, up to one that `copy` refuses; returns how many are good. Of the first
+        `far` in host memory `copy` copies the far part alone, and the rest of the page is zero.
 
         The interpreter lock is free while large ones are copied. No source is read after the call has returned.
         """
-        good = self._write(pages, blocks, copy)
+        good = self._write(pages, blocks, copy if copy is None or not far else self._into_zeros(copy, far))
         if self.changes is not None:
             self.changes.written(pages[:good])
         return good
+
+    def _into_zeros(self, copy: Copy, far: int) -> Copy:
+        """`copy` for far parts: what was in a page may be another tenant's, and a NaN that is masked is still a NaN."""
+        near = [] if self.parts is None else self.parts.near
+
+        def into_zeros(index: int, into: memoryview) -> bool:
+            if index < far:
+                there = np.frombuffer(into, np.uint8)
+                for begin, end in near:
+                    there[begin:end] = 0
+            return copy(index, into)
+
+        return into_zeros
 
     def _write(self, pages: Sequence[int], blocks: Sequence[Source], copy: Copy | None) -> int:
         if self._copies is not None:
@@ -296,6 +314,19 @@ class PageMemory:
         for page, block in zip(pages, there, strict=False):
             self._bytes[page].copy_(from_dlpack(block))
         return len(there)
+
+
+def block_parts(config: ModelConfig, block_bytes: int) -> BlockParts | None:
+    """The parts of a block, in which layers lie one behind the other; None where all look at everything."""
+    windows = [window for window in config.windows if window is not None]
+    if not windows:
+        return None
+    size, far = block_bytes // config.n_layers, list[tuple[int, int]]()
+    for layer, window in enumerate(config.windows):
+        if window is None:
+            begin = far.pop()[0] if far and far[-1][1] == layer * size else layer * size
+            far.append((begin, (layer + 1) * size))
+    return BlockParts(block_bytes, tuple(far), Reach(max(windows), config.chunked))
 
 
 def _page_shape(config: ModelConfig, block_size: int, dtype: torch.dtype) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -27,19 +27,21 @@ def copy_bytes(target: memoryview, source: memoryview) -> None:
     ctypes.memmove(whole.from_buffer(target), whole.from_buffer(source), size)
 
 
-def copy_and_sum(target: memoryview, source: memoryview) -> bytes:
-    """Copies, and returns the checksum of the copy: for readers of memory that others may write."""
-    return _copy_and_sum(target, source, target)
+def copy_and_sum(target: memoryview, source: memoryview, behind: bytes = b"") -> bytes:
+    """Copies, and returns the checksum of the copy and of what stands behind it: for readers of memory that others may
+    write."""
+    return _copy_and_sum(target, source, target, behind)
 
 
-def sum_and_copy(target: memoryview, source: memoryview) -> bytes:
-    """Copies, and returns the checksum of the source: for writers of memory that others may write."""
-    return _copy_and_sum(target, source, source)
+def sum_and_copy(target: memoryview, source: memoryview, behind: bytes = b"") -> bytes:
+    """Copies, and returns the checksum of the source and of what stands behind it: for writers of memory that others
+    may write."""
+    return _copy_and_sum(target, source, source, behind)
 
 
-def _copy_and_sum(target: memoryview, source: memoryview, summed: memoryview) -> bytes:
+def _copy_and_sum(target: memoryview, source: memoryview, summed: memoryview, behind: bytes) -> bytes:
     size = source.nbytes
-    if size <= 4 * _CHUNK_BYTES:
+    if size <= 4 * _CHUNK_BYTES and not behind:
         copy_bytes(target, source)
         return checksum(summed)
     digest = xxhash.xxh3_128()
@@ -47,4 +49,5 @@ def _copy_and_sum(target: memoryview, source: memoryview, summed: memoryview) ->
         end = start + _CHUNK_BYTES
         copy_bytes(target[start:end], source[start:end])
         digest.update(summed[start:end])
+    digest.update(behind)
     return digest.digest()

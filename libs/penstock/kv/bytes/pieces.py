@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from penstock.kv.bytes.copying import copy_bytes
 
@@ -14,24 +14,31 @@ Piece = tuple[int, int, int]
 """Index of a block, offset inside it, length."""
 
 
-def packed(indices: Iterable[int], block_bytes: int, start: int = 0) -> Iterator[list[Piece]]:
+Parts = Sequence[tuple[int, int]]
+"""(Begin, end) of what is wanted of every block, in order."""
+
+
+def packed(
+    indices: Iterable[int], block_bytes: int, start: int = 0, parts: Parts | None = None
+) -> Iterator[list[Piece]]:
     """Cuts blocks into pieces and packs the pieces, in order, into lists of at most MESSAGE_BYTES.
 
-    The first `start` bytes of the first block are left out.
+    The first `start` bytes of what is wanted of the first block are left out; without `parts` all of it is.
     """
     pieces: list[Piece] = []
     room = MESSAGE_BYTES
-    at = start
     for index in indices:
-        while at < block_bytes:
-            length = min(block_bytes - at, room)
-            pieces.append((index, at, length))
-            at += length
-            room -= length
-            if room == 0:
-                yield pieces
-                pieces, room = [], MESSAGE_BYTES
-        at = 0
+        for begin, end in ((0, block_bytes),) if parts is None else parts:
+            at = min(begin + start, end)
+            start -= at - begin
+            while at < end:
+                length = min(end - at, room)
+                pieces.append((index, at, length))
+                at += length
+                room -= length
+                if room == 0:
+                    yield pieces
+                    pieces, room = [], MESSAGE_BYTES
     if pieces:
         yield pieces
 
@@ -45,14 +52,16 @@ def split(data: bytes, size: int) -> list[bytes]:
 
 
 class Assembly:
-    """Fills buffers of one block each, one after the other, with parts that come in order."""
+    """Fills buffers of one block each, one after the other, with bytes that come in order."""
 
-    def __init__(self, buffers: Iterable[memoryview], block_bytes: int) -> None:
-        """A buffer is taken when its first byte has come."""
+    def __init__(self, buffers: Iterable[memoryview], block_bytes: int, parts: Parts | None = None) -> None:
+        """A buffer is taken when its first byte has come. Only what `parts` name is filled; None: all of it."""
         self.whole: list[memoryview] = []
         """The leading buffers that are full."""
         self._buffers = iter(buffers)
-        self._block_bytes = block_bytes
+        self._parts = ((0, block_bytes),) if parts is None else tuple(part for part in parts if part[0] < part[1])
+        self._part, self._place = 0, self._parts[0][0]
+        """Where the next byte belongs."""
         self._current: memoryview | None = None
         self._at = 0
 
@@ -61,24 +70,21 @@ class Assembly:
         if at != self._at or not data:
             raise ValueError(f"{len(data)} bytes at {at} instead of {self._at}")
         filled = []
-        for start, end in self._cuts(at, len(data)):
+        self._at += len(data)
+        while data:
             if self._current is None:
                 self._current = next(self._buffers, None)
                 if self._current is None:
                     raise ValueError(f"{len(data)} bytes at {at}, beyond the {len(self.whole)} blocks asked for")
-            begin = start % self._block_bytes
-            copy_bytes(self._current[begin : begin + end - start], data[start - at : end - at])
-            if end % self._block_bytes == 0:
-                self.whole.append(self._current)
-                filled.append(self._current)
-                self._current = None
-        self._at += len(data)
+            end = self._parts[self._part][1]
+            length = min(end - self._place, len(data))
+            copy_bytes(self._current[self._place : self._place + length], data[:length])
+            self._place, data = self._place + length, data[length:]
+            if self._place == end:
+                self._part = (self._part + 1) % len(self._parts)
+                self._place = self._parts[self._part][0]
+                if not self._part:
+                    self.whole.append(self._current)
+                    filled.append(self._current)
+                    self._current = None
         return filled
-
-    def _cuts(self, at: int, length: int) -> Iterator[tuple[int, int]]:
-        """The range, cut where blocks end."""
-        end = at + length
-        while at < end:
-            stop = min(end, at - at % self._block_bytes + self._block_bytes)
-            yield at, stop
-            at = stop

@@ -17,11 +17,12 @@ from penstock.kv.client.lending import Lending
 from penstock.kv.client.link import ClientStats, Link, StoreFault
 from penstock.kv.client.loans import Loans
 from penstock.kv.client.origin import NOBODY, Origin
-from penstock.kv.client.reading import Leased, Reading
+from penstock.kv.client.reading import Leased, Reading, whole_blocks
 from penstock.kv.client.writing import BlockPut, Writing
 from penstock.kv.device.memory import Device
 from penstock.kv.identity import KEY_BYTES, MAX_KEYS
 from penstock.kv.pace import Pace
+from penstock.kv.parts import BlockParts
 from penstock.kv.spec import KvSpec
 from penstock.runtime.tasks import Failed, beside
 from penstock.runtime.threads import started_threads
@@ -87,6 +88,7 @@ class StoreClient:
         checked: bool = True,
         on_device: bool = False,
         wait_s: float = 0.0,
+        far: Callable[[int], int] = whole_blocks,
     ) -> AbstractAsyncContextManager[Leased]:
         """Pins and checks the leading stored blocks, in one round trip. A block that fails its check ends the prefix.
 
@@ -94,8 +96,10 @@ class StoreClient:
         checked by `Leased.copy`, which is faster: the bytes are read once. With `on_device` the leading blocks are
         left on the client's device as far as they are there, see `Leased.on_device`; the others follow in `blocks`.
         The store waits for blocks that it has to bring for `wait_s` at most; 0: as long as the time limit allows.
+        `far` says, when so many blocks were found, of how many leading ones the far part is enough, where the client
+        knows the parts of its blocks: only that is read and checked.
         """
-        return self._reading.lease(keys, origin, checked, on_device, wait_s=wait_s)
+        return self._reading.lease(keys, origin, checked, on_device, wait_s=wait_s, far=far)
 
     async def fetch(self, keys: Sequence[bytes], into: Sequence[memoryview], origin: Origin = NOBODY) -> list[str]:
         """Copies the leading stored blocks to `into`, a buffer for each key, and checks the copies.
@@ -172,6 +176,7 @@ async def open_store(
     timeout_s: float = 2.0,
     device: Device | None = None,
     draft: bool = False,
+    parts: BlockParts | None = None,
     failed: Failed = _uncounted,
 ) -> AsyncIterator[StoreClient]:
     """A client of the store behind `channel`, for blocks of `spec`; without a channel it is never connected.
@@ -180,11 +185,20 @@ async def open_store(
     are streamed. No call takes longer than `timeout_s`. Opens also without a store: the client looks for it in
     the background, and again after losing it. With a `device`, blocks of a store on the same one are read there.
     `draft`: the blocks are those of a draft model. A `spec` of sealed blocks has them sealed and opened here, with the
-    key of each call's Origin.
+    key of each call's Origin. A `spec` of `parted` blocks comes with their `parts`: their marks are made and checked
+    here.
     """
     with started_threads(_THREADS, "penstock-kv") as threads:
         link = Link(
-            channel, client, spec, host_id=host_id, timeout_s=timeout_s, threads=threads, device=device, draft=draft
+            channel,
+            client,
+            spec,
+            host_id=host_id,
+            timeout_s=timeout_s,
+            threads=threads,
+            device=device,
+            draft=draft,
+            parts=parts,
         )
         loans = Loans(link, failed)
         async with (

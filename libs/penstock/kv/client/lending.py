@@ -6,12 +6,24 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import xxhash
+
 from penstock.kv.bytes.arena import Arena
-from penstock.kv.bytes.checksum import checksum
 from penstock.kv.client.link import AttachStream, Link
 from penstock.kv.client.origin import NOBODY, Origin
 from penstock.kv.identity import MAX_BATCH
+from penstock.kv.parts import MARK_BYTES, BlockParts
 from penstock.v1 import kvstore_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Vouched:
+    """What a client says of a block's bytes."""
+
+    checksum: bytes
+    """Of the block."""
+    behind: bytes
+    """Its mark, where blocks have one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +39,8 @@ class BlockLoan:
     epoch: int
     """Names this holding of the page; never used twice."""
     checksum: bytes
+    behind: bytes = b""
+    """As in Vouched."""
     origin: Origin = NOBODY
 
 
@@ -36,10 +50,10 @@ class Lending:
     def __init__(self, link: Link) -> None:
         self._link = link
 
-    async def checksums(self, blocks: Sequence[memoryview]) -> list[bytes]:
-        """Of each block."""
+    async def vouch(self, blocks: Sequence[tuple[bytes, memoryview]]) -> list[Vouched]:
+        """For each block, by its key and bytes."""
         size = len(blocks) * self._link.spec.block_bytes
-        return await self._link.work(size, lambda stop: _checksums(blocks, stop))
+        return await self._link.work(size, lambda stop: _vouched(blocks, self._link.parts, stop))
 
     async def open(self, pages: Arena) -> str:
         """Shows the pages to the store; why it can't or won't use them, empty when it does. Raises StoreFault."""
@@ -54,6 +68,7 @@ class Lending:
             slots_at=layout.slots_at,
             slot_stride=layout.stride,
             slots=layout.slots,
+            behind=0 if self._link.parts is None else MARK_BYTES,
         )
         return await self._lend(attachment, kvstore_pb2.LendRequest(pages=there))
 
@@ -75,6 +90,7 @@ class Lending:
                     offset=layout.offset(loan.page),
                     epoch=loan.epoch,
                     checksum=loan.checksum,
+                    behind=loan.behind,
                 )
             await self._lend(attachment, request)
 
@@ -91,8 +107,17 @@ class Lending:
         return refused
 
 
-def _checksums(blocks: Sequence[memoryview], stop: threading.Event) -> list[bytes]:
-    return [checksum(block) for block in blocks if not stop.is_set()]
+def _vouched(
+    blocks: Sequence[tuple[bytes, memoryview]], parts: BlockParts | None, stop: threading.Event
+) -> list[Vouched]:
+    return [_vouch(key, block, parts) for key, block in blocks if not stop.is_set()]
+
+
+def _vouch(key: bytes, block: memoryview, parts: BlockParts | None) -> Vouched:
+    mark = b"" if parts is None else parts.mark(key, block)
+    digest = xxhash.xxh3_128(block)
+    digest.update(mark)
+    return Vouched(digest.digest(), mark)
 
 
 def _batches(loans: Sequence[BlockLoan]) -> list[list[BlockLoan]]:

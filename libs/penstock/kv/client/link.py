@@ -23,7 +23,8 @@ from penstock.kv.bytes import bulk
 from penstock.kv.bytes.arena import ArenaMap, Layout, MapError
 from penstock.kv.device.mapped import DeviceMap
 from penstock.kv.device.memory import Device, DeviceFault
-from penstock.kv.sealing import SEAL_KEY_BYTES, TRAILER_BYTES, Seal, is_sealed
+from penstock.kv.parts import MARK_BYTES, BlockParts
+from penstock.kv.sealing import SEAL_KEY_BYTES, Seal, far_pieces, is_sealed, trailer_bytes
 from penstock.kv.spec import KvSpec, spec_to_message
 from penstock.rpc.context import outgoing
 from penstock.rpc.stay import Connection, Pauses, stay
@@ -74,6 +75,8 @@ class ClientStats:
     """Counters since the start; blocks unless named otherwise."""
 
     fetched: int = 0
+    far: int = 0
+    """Those of them of which only the far part was read."""
     put: int = 0
     bytes_in: int = 0
     """Read from the store."""
@@ -149,13 +152,19 @@ class Link:
         threads: ThreadPoolExecutor,
         device: Device | None = None,
         draft: bool = False,
+        parts: BlockParts | None = None,
     ) -> None:
+        """`parts` are those of blocks with a mark, or of sealed ones with two seals; see penstock.kv.parts."""
         self.stats = ClientStats()
         self.reason = "no store is configured" if channel is None else "not attached yet"
         """Why the store is not connected, for people."""
         self.spec = spec
         self.seals = is_sealed(spec)
-        self.content_bytes = spec.block_bytes - TRAILER_BYTES if self.seals else spec.block_bytes
+        self.parts = parts
+        self.far_pieces = [] if parts is None else far_pieces(parts) if self.seals else parts.wanted
+        """(Begin, end) of what is read of a block whose far part is enough."""
+        behind = trailer_bytes(parts) if self.seals else MARK_BYTES if parts is not None else 0
+        self.content_bytes = spec.block_bytes - behind
         """Of a block as callers have it."""
         self.attachment: AttachStream | None = None
         self.on_attach: list[Callable[[], None]] = []
@@ -229,7 +238,7 @@ class Link:
             return None
         if len(key) != SEAL_KEY_BYTES:
             raise self.fault("blocks are sealed here, and the request came without a key for them")
-        return Seal(key)
+        return Seal(key, self.parts)
 
     # -- faults
 
@@ -335,7 +344,7 @@ class Link:
         if self._device is None or first.host_id != self._host_id or not first.HasField("device"):
             return None
         try:
-            return DeviceMap(self._device, first.device, self.spec.block_bytes)
+            return DeviceMap(self._device, first.device, self.content_bytes)
         except (DeviceFault, MapError, ValueError) as error:
             self.log.warning("not reading on the device of the store", reason=str(error))
             return None

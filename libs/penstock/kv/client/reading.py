@@ -2,13 +2,13 @@
 
 The client checks the copy: whatever happens to the store's memory meanwhile (a pin that lapses, a writer that comes
 far too late), bytes that are not those that were stored never pass. Sealed blocks are opened as they are copied, which
-is their check.
+is their check. Where the far part of a block is enough, its mark is: see penstock.kv.parts.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,6 +25,7 @@ from penstock.kv.client.loans import Loans
 from penstock.kv.client.origin import Origin
 from penstock.kv.device.mapped import OnDevice
 from penstock.kv.identity import MAX_KEYS
+from penstock.kv.parts import BlockParts
 from penstock.kv.sealing import Seal
 from penstock.v1 import common_pb2, kvstore_pb2
 
@@ -74,8 +75,11 @@ class Leased:
     """The blocks before `blocks`, when they are read on the device. `copy` is for the others only."""
     _whole: list[memoryview] = field(default_factory=list)
     """As `blocks`, with what a seal has added to them."""
+    far: int = 0
+    """The leading ones of `blocks` of which only the far part is read; their other bytes are undefined."""
     _keys: Sequence[bytes] = ()
     _seal: Seal | None = None
+    _parts: BlockParts | None = None
 
     def still_valid(self) -> bool:
         """False: a pin has lapsed and a slot changed hands, so discard the copies.
@@ -92,8 +96,8 @@ class Leased:
         return self._memory is None or self._memory.holds(refs.offsets[index], refs.epochs[index])
 
     def copy(self, index: int, into: memoryview) -> bool:
-        """Copies block `index`; False when it is not as it was stored. Needs no `still_valid`. From any thread, in
-        order.
+        """Copies block `index`, or its far part where that is enough; False when it is not as it was stored. Needs no
+        `still_valid`. From any thread, in order.
 
         A block that fails is taken out of service when the lease ends.
         """
@@ -101,17 +105,32 @@ class Leased:
 
     def _copied(self, index: int, into: memoryview) -> bool:
         whole = self._whole[index]
+        if index < self.far and self._seal is not None:
+            return self._seal.open_far(self._keys[index], whole, into) and self._still_holds(index)
+        if index < self.far and self._parts is not None:
+            self._parts.copy(into, whole)
+            if self._memory is None:
+                return True
+            # The mark lies in the slot itself, so this has to be the block's still.
+            mark = self._parts.mark(self._keys[index], into)
+            return mark == whole[self._parts.block_bytes :] and self._still_holds(index)
         if self._seal is not None:
             # It may look at a byte twice: once for the tag, once for the text. So the slot has to be the block's still.
             return self._seal.open(self._keys[index], whole, into) and self._still_holds(index)
         if self._memory is None:  # checked when it came
-            copy_bytes(into, whole)
+            copy_bytes(into, whole[: into.nbytes])
             return True
-        return copy_and_sum(into, whole) == self._refs.checksums[index]
+        behind = bytes(whole[into.nbytes :])
+        return copy_and_sum(into, whole[: into.nbytes], behind) == self._refs.checksums[index]
 
     def intact(self, index: int) -> bool:
         """Whether block `index` lies there as it was stored, as far as can be told without opening it."""
-        return self._judged(index, self._memory is None or checksum(self._whole[index]) == self._refs.checksums[index])
+        if self._memory is None:
+            return self._judged(index, True)
+        if index < self.far and self._parts is not None and self._seal is None:
+            marked = self._parts.marked(self._keys[index], self._whole[index])
+            return self._judged(index, marked and self._still_holds(index))
+        return self._judged(index, checksum(self._whole[index]) == self._refs.checksums[index])
 
     def _judged(self, index: int, good: bool) -> bool:
         if good:
@@ -119,6 +138,11 @@ class Leased:
         else:
             self._bad = index
         return good
+
+
+def whole_blocks(found: int) -> int:
+    """Of these blocks, how many are read without their near parts: none."""
+    return 0
 
 
 class Reading:
@@ -130,9 +154,18 @@ class Reading:
 
     @asynccontextmanager
     async def lease(
-        self, keys: Sequence[bytes], origin: Origin, checked: bool, on_device: bool = False, *, wait_s: float = 0.0
+        self,
+        keys: Sequence[bytes],
+        origin: Origin,
+        checked: bool,
+        on_device: bool = False,
+        *,
+        wait_s: float = 0.0,
+        far: Callable[[int], int] = whole_blocks,
     ) -> AsyncIterator[Leased]:
         """Pins the leading stored blocks while the caller is inside, and gives them back in the background.
+
+        `far` says, when so many were found, of how many leading ones the far part is enough.
 
         On the store's host the blocks are views of its memory, elsewhere they are received into new buffers. All of
         them become invalid when the lease ends. Raises StoreFault.
@@ -150,7 +183,9 @@ class Reading:
                     there = self._on_device(attachment, keys, response)
                     keys = keys[len(there.views) :]
                     refs = self._refs(keys, response)
-                    leased = await self._load(attachment, keys, refs, until, seal)
+                    enough = 0 if self._link.parts is None else far(len(there.views) + len(refs)) - len(there.views)
+                    enough = min(max(0, enough), len(refs))
+                    leased = await self._load(attachment, keys, refs, until, seal=seal, far=enough)
                     leased.on_device, leased.more = there, response.more
                     if checked and leased.blocks:
                         await self._check_all(attachment, keys, leased)
@@ -158,7 +193,7 @@ class Reading:
                 if leased._bad is not None:
                     await self._bad_block(attachment, keys, leased._refs, leased._bad)
             finally:
-                self._count(leased._good)
+                self._count(leased._good, leased.far)
                 self._link.stats.on_device += len(leased.on_device.views)
                 leased.on_device.views.clear()
                 for view in (*leased.blocks, *leased._whole):
@@ -192,9 +227,12 @@ class Reading:
         self._count(good)
         return list(refs.tiers[:good])
 
-    def _count(self, good: int) -> None:
-        self._link.stats.fetched += good
-        self._link.stats.bytes_in += good * self._link.spec.block_bytes
+    def _count(self, good: int, far: int = 0) -> None:
+        stats, far = self._link.stats, min(far, good)
+        stats.fetched += good
+        stats.far += far
+        stats.bytes_in += far * sum(end - begin for begin, end in self._link.far_pieces)
+        stats.bytes_in += (good - far) * self._link.spec.block_bytes
 
     async def _pin(
         self,
@@ -244,16 +282,33 @@ class Reading:
     # -- into views
 
     async def _load(
-        self, attachment: AttachStream, keys: Sequence[bytes], refs: _Refs, until: float, seal: Seal | None
+        self,
+        attachment: AttachStream,
+        keys: Sequence[bytes],
+        refs: _Refs,
+        until: float,
+        *,
+        seal: Seal | None,
+        far: int = 0,
     ) -> Leased:
-        memory, size = attachment.memory, self._link.content_bytes
+        memory, link = attachment.memory, self._link
         whole = (
-            await self._receive(attachment, keys, refs, self._buffers(refs), until)
+            await self._receive(attachment, keys, refs, self._buffers(refs), until=until, far=far)
             if memory is None
             else self._views(memory, refs)
         )
-        views = [view[:size].toreadonly() for view in whole]
-        return Leased(views, list(refs.tiers[: len(views)]), refs, memory, _whole=whole, _keys=keys, _seal=seal)
+        views = [view[: link.content_bytes].toreadonly() for view in whole]
+        return Leased(
+            views,
+            list(refs.tiers[: len(views)]),
+            refs,
+            memory,
+            far=far,
+            _whole=whole,
+            _keys=keys,
+            _seal=seal,
+            _parts=link.parts,
+        )
 
     def _buffers(self, refs: _Refs) -> Iterator[memoryview]:
         return (memoryview(bytearray(self._link.spec.block_bytes)) for _ in range(len(refs)))
@@ -285,9 +340,9 @@ class Reading:
         until: float,
         seal: Seal | None,
     ) -> int:
-        if attachment.memory is None and seal is None:
-            return len(await self._receive(attachment, keys, refs, into, until))
-        leased = await self._load(attachment, keys, refs, until, seal)
+        if attachment.memory is None and seal is None and self._link.parts is None:
+            return len(await self._receive(attachment, keys, refs, into, until=until))
+        leased = await self._load(attachment, keys, refs, until, seal=seal)
         size = len(leased.blocks) * self._link.spec.block_bytes
         await self._link.work(size, partial(_copy_all, leased, into))
         if leased._bad is not None:
@@ -295,33 +350,70 @@ class Reading:
         return leased._good
 
     async def _receive(
-        self, attachment: AttachStream, keys: Sequence[bytes], refs: _Refs, into: Iterable[memoryview], until: float
+        self,
+        attachment: AttachStream,
+        keys: Sequence[bytes],
+        refs: _Refs,
+        into: Iterable[memoryview],
+        *,
+        until: float,
+        far: int = 0,
     ) -> list[memoryview]:
-        """Streams the blocks; returns the buffers of those that arrive whole and right, well before the time limit."""
-        if not refs:
-            return []
-        assembly, good = Assembly(into, self._link.spec.block_bytes), 0
+        """Streams the blocks, of the first `far` the far part; returns the buffers of those that arrive as they should,
+        well before the time limit."""
+        buffers, good = iter(into), list[memoryview]()
+        if far:
+            good = await self._stream(attachment, keys, refs, buffers, range(far), until=until, far=True)
+        if far < len(refs) and len(good) == far:
+            good += await self._stream(attachment, keys, refs, buffers, range(far, len(refs)), until=until)
+        return good
+
+    async def _stream(
+        self,
+        attachment: AttachStream,
+        keys: Sequence[bytes],
+        refs: _Refs,
+        into: Iterator[memoryview],
+        indices: range,
+        *,
+        until: float,
+        far: bool = False,
+    ) -> list[memoryview]:
+        """As `_receive`, of some consecutive blocks, or the far part of each."""
+        wanted = self._link.far_pieces if far else None
+        assembly, good = Assembly(into, self._link.spec.block_bytes, wanted), 0
         call = self._link.read(
             kvstore_pb2.ReadRequest(
-                attachment_id=attachment.attachment_id, lease_id=refs.lease_id, indices=range(len(refs))
+                attachment_id=attachment.attachment_id,
+                lease_id=refs.lease_id,
+                indices=indices,
+                ranges=[kvstore_pb2.BlockRange(begin=begin, end=end) for begin, end in wanted or ()],
             ),
             until,
         )
         try:
             async for message in call:
                 for buffer in assembly.add(*bulk.decode(message)):
-                    if checksum(buffer) != refs.checksums[good]:
-                        await self._bad_block(attachment, keys, refs, good)
+                    index = indices[good]
+                    if not self._arrived(keys[index], buffer, None if far else refs.checksums[index]):
+                        await self._bad_block(attachment, keys, refs, index)
                         return assembly.whole[:good]
                     good += 1
         except ValueError as error:
             raise self._link.fault(f"the store's answer does not fit the question: {error}") from error
         except grpc.aio.AioRpcError as error:
-            if not good:
+            if not good and not indices.start:
                 raise self._link.failed(attachment, error, of_lease=True) from error
         finally:
             call.cancel()
         return assembly.whole
+
+    def _arrived(self, key: bytes, block: memoryview, digest: bytes | None) -> bool:
+        """Whether a block, or without a checksum its far part, is as it was stored. A far part that is sealed shows it
+        when it is opened."""
+        if digest is not None:
+            return checksum(block) == digest
+        return self._link.seals or (self._link.parts is not None and self._link.parts.marked(key, block))
 
     # -- when the bytes are wrong
 

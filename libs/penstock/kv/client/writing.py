@@ -16,7 +16,8 @@ from penstock.kv.client.link import AttachStream, Link
 from penstock.kv.client.loans import Loans
 from penstock.kv.client.origin import Origin
 from penstock.kv.identity import MAX_BATCH
-from penstock.kv.sealing import TRAILER_BYTES, Seal
+from penstock.kv.parts import BlockParts
+from penstock.kv.sealing import Seal, trailer_bytes
 from penstock.v1 import kvstore_pb2
 
 _BATCH_BYTES = 128 << 20
@@ -186,11 +187,10 @@ class Writing:
         link, memory = self._link, attachment.memory
         size = len(mine) * link.spec.block_bytes
         if memory is None:
-            sent = mine if seal is None else await link.work(size, lambda stop: _sealed(mine, seal, stop))
-            written = await link.work(size, lambda stop: _checksums(sent, stop))
+            sent, written = await link.work(size, lambda stop: _to_send(mine, seal, link.parts, stop))
             return lambda: self._send(attachment, sent, written)
         try:
-            written = await link.work(size, lambda stop: _copy(memory, mine, seal, stop))
+            written = await link.work(size, lambda stop: _copy(memory, mine, seal, link.parts, stop))
         except ValueError as error:
             raise link.fault(f"the store's answer does not fit its memory: {error}") from error
         return lambda: self._finish(attachment, written)
@@ -218,19 +218,23 @@ def _as_bytes(data: memoryview) -> memoryview:
     return data if data.format == "B" and data.ndim == 1 else data.cast("B")
 
 
-def _copy(memory: ArenaMap, mine: Mine, seal: Seal | None, stop: threading.Event) -> list[kvstore_pb2.CommitBlock]:
-    """Copies blocks into their slots, sealed where there is a seal. Skips a slot that the client no longer holds; the
-    store refuses its commit."""
+def _copy(
+    memory: ArenaMap, mine: Mine, seal: Seal | None, parts: BlockParts | None, stop: threading.Event
+) -> list[kvstore_pb2.CommitBlock]:
+    """Copies blocks into their slots, sealed where there is a seal, else with their marks where they have parts. Skips
+    a slot that the client no longer holds; the store refuses its commit."""
     written = []
     for block, room in mine:
         data = _as_bytes(block.data)
         if stop.is_set():
             break
-        slot = memory.block(room.offset, len(data) + (0 if seal is None else TRAILER_BYTES))
+        mark = b"" if parts is None or seal is not None else parts.mark(block.key, data)
+        slot = memory.block(room.offset, len(data) + (len(mark) if seal is None else trailer_bytes(parts)))
         if not memory.holds(room.offset, room.epoch):
             digest = checksum(data)
         elif seal is None:
-            digest = sum_and_copy(slot, data)
+            digest = sum_and_copy(slot[: len(data)], data, mark)
+            slot[len(data) :] = mark
         else:
             seal.close(block.key, data, slot)
             digest = checksum(slot)
@@ -238,14 +242,31 @@ def _copy(memory: ArenaMap, mine: Mine, seal: Seal | None, stop: threading.Event
     return written
 
 
-def _sealed(mine: Mine, seal: Seal, stop: threading.Event) -> Mine:
-    """The blocks as they are sent; those that the stop left out are not sealed, and are not sent either."""
-    return [(replace(block, data=_seal(block, seal)), room) for block, room in mine if not stop.is_set()]
+def _to_send(
+    mine: Mine, seal: Seal | None, parts: BlockParts | None, stop: threading.Event
+) -> tuple[Mine, list[kvstore_pb2.CommitBlock]]:
+    """The blocks as they are sent, and what to commit afterwards; those that the stop left out are neither sealed nor
+    sent."""
+    sent: Mine = []
+    for block, room in mine:
+        if stop.is_set():
+            break
+        if seal is not None:
+            block = replace(block, data=_seal(block, seal, trailer_bytes(parts)))
+        elif parts is not None:
+            block = replace(block, data=_marked(block, parts))
+        sent.append((block, room))
+    return sent, _checksums(sent, stop)
 
 
-def _seal(block: BlockPut, seal: Seal) -> memoryview:
+def _marked(block: BlockPut, parts: BlockParts) -> memoryview:
     data = _as_bytes(block.data)
-    into = memoryview(bytearray(len(data) + TRAILER_BYTES))
+    return memoryview(b"".join((data, parts.mark(block.key, data))))
+
+
+def _seal(block: BlockPut, seal: Seal, behind: int) -> memoryview:
+    data = _as_bytes(block.data)
+    into = memoryview(bytearray(len(data) + behind))
     seal.close(block.key, data, into)
     return into
 

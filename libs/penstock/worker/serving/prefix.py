@@ -67,6 +67,7 @@ class HandoffPrefix:
             reason = fault.details() if isinstance(fault, grpc.aio.AioRpcError) else str(fault)
             _LOG.warning("hand-off became a recompute", reason=reason)
         await self._fetcher.upto(self._fetchable, pages)
+        await self._fetcher.conclude(pages)
         valid = self._fetcher.blocks * self._fetcher.block_size
         return LoadResult(valid_tokens=valid, cached_tokens=valid)
 
@@ -83,7 +84,8 @@ class HandoffPrefix:
             async for event in call:
                 kind = event.WhichOneof("kind")
                 if kind == "stored_blocks":
-                    await self._fetcher.upto(min(event.stored_blocks, len(self._fetcher.keys)), pages)
+                    planned = len(self._fetcher.keys)
+                    await self._fetcher.upto(min(event.stored_blocks, planned), pages, planned=planned)
                 elif kind == "done":
                     done, heard_at = event.done, time.monotonic()
                 elif kind == "tail":
@@ -102,6 +104,7 @@ class HandoffPrefix:
         return result
 
     async def _take(self, done: prefill_pb2.Handoff, tail: bytes, pages: PageWriter) -> LoadResult:
+        await self._fetcher.conclude(pages)
         token = token_from_message(done.token)
         size = self._fetcher.block_size
         full, rest = divmod(done.valid_tokens, size)

@@ -52,6 +52,8 @@ class Block:
     """Blocks among its ancestors that had been used again when the next one was stored: turns before its own."""
     retained_until: float = 0.0
     """A tenant was promised that it stays until then, in seconds of the table's clock; 0: none was."""
+    behind: bytes = b""
+    """Of a block that a client lends: what is behind the bytes in its page."""
     note: Any = None
     """The eviction policy's own mark."""
 

@@ -25,6 +25,7 @@ from penstock.kv.eviction.base import SEVERAL
 from penstock.kvstore.table.blocks import Block, TierKind
 from penstock.kvstore.table.shelf import TOGETHER_S, BlockWatcher
 from penstock.kvstore.tiers.base import Room
+from penstock.rpc.bounds import check_length
 from penstock.runtime.threads import to_its_end
 
 _BATCH_BYTES = 8 << 20
@@ -39,6 +40,8 @@ class PagesAt:
     size: int
     id: bytes
     layout: Layout
+    behind: int = 0
+    """Bytes of a block that are not in its page, but behind what is there."""
 
 
 @dataclass(slots=True, eq=False)
@@ -47,6 +50,7 @@ class _Pages:
 
     memory: ArenaMap
     layout: Layout
+    behind: int
     by_slot: dict[int, Block] = field(default_factory=dict)
     """Each lends at most one block."""
 
@@ -105,19 +109,21 @@ class LentBlocks:
         """Maps the pages of a client. Raises Refused when they can't be used."""
         if attachment in self._pages:
             raise InvalidRequest("the attachment has shown its pages already", field="pages")
-        if there.layout.stride != block_bytes:
-            raise Refused(f"a page has {there.layout.stride} bytes, a block {block_bytes}", field="pages.slot_stride")
+        if there.layout.stride + there.behind != block_bytes:
+            what = f"a page has {there.layout.stride} bytes, {there.behind} are behind it, a block has {block_bytes}"
+            raise Refused(what, field="pages.slot_stride")
         try:
             memory = ArenaMap(there.path, there.size, there.id, there.layout, writable=False)
         except (MapError, ValueError) as error:
             raise Refused(str(error), field="pages.path") from error
-        self._pages[attachment] = _Pages(memory, there.layout)
+        self._pages[attachment] = _Pages(memory, there.layout, there.behind)
 
     def lend(self, attachment: str, blocks: Sequence[tuple[Block, int]]) -> None:
         """Takes note of blocks, each in the page at an offset. A block that another client lends stays that one's.
         Raises InvalidRequest."""
         pages = self._of(attachment)
-        for _, offset in blocks:
+        for block, offset in blocks:
+            check_length("blocks.behind", block.behind, pages.behind)
             try:
                 pages.memory.block(offset, pages.layout.stride)
             except ValueError as error:
@@ -243,7 +249,7 @@ class LentBlocks:
                 break
             slot.inherit(block)
             plan.append((block, slot, self._pages[block.owner]))
-        ways = [(room.view(slot), self._view(block, pages)) for block, slot, pages in plan]
+        ways = [_Way(room.view(slot), self._view(block, pages), block.behind) for block, slot, pages in plan]
         sums = await self._copied(ways) if ways else []
         good = 0
         for (block, slot, pages), digest in zip(plan, sums, strict=True):
@@ -260,11 +266,11 @@ class LentBlocks:
         if self._blocks.get(block.key) is not block:
             return None
         pages = self._pages[block.owner]
-        copy = memoryview(bytearray(pages.layout.stride))
-        [digest] = await self._copied([(copy, self._view(block, pages))])
+        copy = memoryview(bytearray(pages.layout.stride + pages.behind))
+        [digest] = await self._copied([_Way(copy, self._view(block, pages), block.behind)])
         return copy if self._whole(block, pages, digest) else None
 
-    async def _copied(self, ways: Sequence[tuple[memoryview, memoryview]]) -> list[bytes]:
+    async def _copied(self, ways: Sequence[_Way]) -> list[bytes]:
         self._copying += 1
         try:
             return await to_its_end(self._thread, partial(_copied, ways))
@@ -324,6 +330,21 @@ class LentBlocks:
         return {"lent": len(self), "lent_torn": self.torn, "lent_rescued": self.rescued}
 
 
-def _copied(ways: Sequence[tuple[memoryview, memoryview]]) -> list[bytes]:
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """Of a block into memory of its size."""
+
+    target: memoryview
+    page: memoryview
+    behind: bytes
+
+
+def _copied(ways: Sequence[_Way]) -> list[bytes]:
     """In a thread. Checksums of the copies."""
-    return [copy_and_sum(target, source) for target, source in ways]
+    return [_copy(way) for way in ways]
+
+
+def _copy(way: _Way) -> bytes:
+    size = way.page.nbytes
+    way.target[size:] = way.behind
+    return copy_and_sum(way.target[:size], way.page, way.behind)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from penstock.bench.harness import BenchReport
 from penstock.bench.large.experts import expert_figures
 from penstock.bench.large.families import family_figures
+from penstock.bench.large.fetching import fetch_figures
 from penstock.bench.large.kv_bytes import kv_figures
 from penstock.bench.large.lora import lora_figures
 from penstock.bench.large.pictures import picture_figures
@@ -16,6 +17,7 @@ from penstock.bench.parts import Parts, measured
 PARTS: Parts = {
     "families": family_figures,
     "kv": kv_figures,
+    "fetch": fetch_figures,
     "experts": expert_figures,
     "ranks": rank_figures,
     "lora": lora_figures,

@@ -34,6 +34,11 @@ _LINES = (
     ),
     Line("picture_first_ttft_ms", "of one that nobody has shown, ms", 0),
 )
+_FETCHED = (
+    Line("sliding_fetch_bytes", "bytes that are read, of 16,384 tokens : all of them"),
+    Line("sliding_fetch_s_mapped", "seconds out of the store's memory : those of all of them"),
+    Line("sliding_fetch_s_streamed", "the same as a stream"),
+)
 
 
 def section(now: Results, earlier: Results | None = None) -> str:
@@ -52,4 +57,9 @@ random weights in float32; and through the whole mesh as it comes.
 {figures(_LINES, now, earlier)}
 
 Measured on {now.machine}.{other}
-"""
+
+What is fetched of a long prefix where five layers in six look at 1,024 tokens: by a worker's own code, of blocks that a
+store has, up to the first token, in turns with all of each block.
+
+{figures(_FETCHED, now, earlier)}
+{now.elsewhere("sliding_fetch")}"""
