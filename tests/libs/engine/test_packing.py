@@ -21,7 +21,7 @@ from penstock.engine.kernels.cpu.packing import Packer, naive_checksums, pack_sl
 from penstock.engine.layers.stacks import Stack
 from penstock.engine.layers.stored import read_tensor
 
-KINDS = ("float32", "bfloat16", "int8")
+KINDS = ("float32", "bfloat16", "int8", "int4")
 STORED = (torch.float32, torch.bfloat16, torch.float16)
 PACKERS = [Packer(isa) for isa in build.instruction_sets()]
 

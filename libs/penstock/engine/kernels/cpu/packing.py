@@ -19,7 +19,7 @@ from penstock.engine.kernels.cpu.packed_file import Place, Record
 from penstock.engine.layers.stacks import Stack
 from penstock.engine.layers.stored import STORED, open_stored, read_into
 
-_SLICED = ("float32", "bfloat16", "int8")
+_SLICED = ("float32", "bfloat16", "int8", "int4")
 _SLICE_BYTES = 4 << 20
 """Stored bytes that are packed at a time. They stay in the processor's cache together with the result."""
 _WORD = 128

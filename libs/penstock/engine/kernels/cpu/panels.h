@@ -7,8 +7,11 @@
 
 namespace penstock {
 
-constexpr int kGroup = 32;                            // inputs in a group of a lossless panel
-constexpr int kGroupBytes = 48, kVerbatimBytes = 64;  // bytes of a pair of inputs
+constexpr int kGroup = 32;                            // inputs in a group of a panel of LOSSLESS or INT4
+constexpr int kGroupBytes = 48, kVerbatimBytes = 64;  // bytes of a pair of inputs of LOSSLESS
+constexpr int kScaleBytes = 32;                       // of a group of INT4: a bfloat16 for each column
+constexpr int kLinePairs = 4, kLineBytes = 64;        // pairs of inputs of INT4 that lie in the same words; their bytes
+constexpr int kLines = kGroup / 2 / kLinePairs;       // in a group
 
 // Prefetches what follows a little later in a panel, also across the end of a page of memory, where the processor's own
 // prefetching stops.
@@ -107,6 +110,42 @@ template <> struct Reader<LOSSLESS> {
   }
 #endif
   inline void next(Floats &even, Floats &odd) { next().split(even, odd); }
+};
+
+// A panel is whole groups: its scales, then lines of words, see pack.py. Floats are multiplied by the scale; pairs are
+// the numbers alone, which are exact in bfloat16.
+template <> struct Reader<INT4> {
+  static constexpr int kRun = kGroup, kBytes = kScaleBytes + kLines * kLineBytes;
+  const char *at;       // the next group
+  const char *line;     // the first of the group that was entered
+  int pair;             // of this group, the next one
+  Floats scale, least;  // what the numbers 1 and -8 stand for
+
+  Reader() = default;
+  Reader(const Linear &matrix, int number, int from) {
+    const int64_t groups = (matrix.inputs + kGroup - 1) / kGroup;
+    at = static_cast<const char *>(matrix.data) + (number * groups + from / kGroup) * kBytes;
+  }
+  inline void enter() {
+    scale = Floats::load(reinterpret_cast<const uint16_t *>(at)), least = scale * -8.0f;
+    line = at + kScaleBytes, pair = 0, at += kBytes;
+  }
+  inline void ahead(int number) const { prefetch<kLineBytes>(line + number * kLineBytes); }
+  inline void ahead() const {
+    if (pair % kLinePairs == 0) ahead(pair / kLinePairs);
+  }
+  inline void next(Floats &even, Floats &odd) {
+    nibbles(line + pair / kLinePairs * kLineBytes, pair % kLinePairs, even, odd);
+    even = least + even * scale, odd = least + odd * scale;
+    ++pair;
+  }
+#if defined(__AVX512BF16__)
+  inline Pairs numbers(int number, int of_line) const { return four_bits(line + number * kLineBytes, of_line); }
+  inline Pairs next() {
+    const int one = pair++;
+    return numbers(one / kLinePairs, one % kLinePairs);
+  }
+#endif
 };
 
 }  // namespace penstock

@@ -19,11 +19,42 @@ constexpr int kPanels = [] {
   return fit >= 8 ? 8 : fit >= 4 ? 4 : fit >= 2 ? 2 : 1;
 }();
 
+// Adds the products of R rows and P panels of INT4 to `sums`: numbers with pairs of bfloat16, and each group's sum with
+// its scale. `x` is a packed block of pairs, of whole groups.
+template <Kind kind, int R, int P>
+void add_groups(Reader<kind> *panels, int inputs, const float *x, float *sums, bool fresh) {
+  Floats sum[R][P];
+  Reader<kind> panel[P];
+  for (int p = 0; p < P; ++p) panel[p] = panels[p];
+  for (int r = 0; r < R; ++r)
+    for (int p = 0; p < P; ++p) sum[r][p] = fresh ? Floats{} : Floats::load(sums + (r * kGang + p) * kLanes);
+  for (int k = 0; k < inputs; k += kGroup) {
+    Floats own[R][P] = {};
+    for (int p = 0; p < P; ++p) panel[p].enter();
+    for (int line = 0; line < kLines; ++line) {
+      if constexpr (R > 1)
+        for (int p = 0; p < P; ++p) panel[p].ahead(line);
+#pragma GCC unroll 4
+      for (int pair = 0; pair < kLinePairs; ++pair, x += R) {
+        Pairs numbers[P];
+        for (int p = 0; p < P; ++p) numbers[p] = panel[p].numbers(line, pair);
+        for (int r = 0; r < R; ++r)
+          for (int p = 0; p < P; ++p) add_pairs(own[r][p], numbers[p], x[r]);
+      }
+    }
+    for (int r = 0; r < R; ++r)
+      for (int p = 0; p < P; ++p) sum[r][p].add(own[r][p], panel[p].scale);
+  }
+  for (int r = 0; r < R; ++r)
+    for (int p = 0; p < P; ++p) sum[r][p].store(sums + (r * kGang + p) * kLanes);
+}
+
 // Adds the products of R rows and P panels to `sums`. `x` is a packed block of floats, or of pairs of bfloat16.
 template <Kind kind, bool pairs, int R, int P>
 void add(Reader<kind> *panels, int inputs, const float *x, float *sums, bool fresh) {
   // The number of panels whose weights are in registers at once. Where sums take most registers, the rows' numbers are
   // loaded one after the other.
+  if constexpr (kind == INT4 && pairs) return add_groups<kind, R, P>(panels, inputs, x, sums, fresh);
   constexpr int together = kWidth < 16 || R < 5 ? 1 : pairs ? P : P < 2 ? P : 2;
   Floats sum[R][P];
   Reader<kind> panel[P];
@@ -106,8 +137,9 @@ void multiply_lanes(const Linear &matrix, int panel, int count, const float *x, 
                     float *sums) {
   constexpr bool pairs = rounds(kind);
   constexpr Kind unpacked = pairs ? BFLOAT16 : FLOAT32;
-  const bool wide =
-      kind == LOSSLESS || (pairs && kind == INT8) ? blocks.count > 1 : kind != unpacked && blocks.rows >= kExpandFrom;
+  const bool wide = pairs && kind == INT4                         ? false  // sums of groups have scales of their own
+                    : kind == LOSSLESS || (pairs && kind == INT8) ? blocks.count > 1
+                                                                  : kind != unpacked && blocks.rows >= kExpandFrom;
   const int most = blocks.count == 1 ? matrix.inputs : wide ? kInputs : 1536;
   for (int from = 0; from < matrix.inputs; from += most) {
     const int inputs = matrix.inputs - from < most ? matrix.inputs - from : most;
@@ -191,6 +223,7 @@ void multiply(const Linear &matrix, int panel, int count, const float *x, const 
     case FLOAT32: return multiply<FLOAT32>(matrix, panel, count, x, blocks, room, sums);
     case BFLOAT16: return multiply<BFLOAT16>(matrix, panel, count, x, blocks, room, sums);
     case INT8: return multiply<INT8>(matrix, panel, count, x, blocks, room, sums);
+    case INT4: return multiply<INT4>(matrix, panel, count, x, blocks, room, sums);
     default: return multiply<LOSSLESS>(matrix, panel, count, x, blocks, room, sums);
   }
 }
@@ -232,6 +265,7 @@ void unpack(Team *team, const Linear &matrix, int from, int to, float *out) {
           case FLOAT32: return unpack<FLOAT32>(piece.matrix, piece.from + chunk, out, piece.stride);
           case BFLOAT16: return unpack<BFLOAT16>(piece.matrix, piece.from + chunk, out, piece.stride);
           case INT8: return unpack<INT8>(piece.matrix, piece.from + chunk, out, piece.stride);
+          case INT4: return unpack<INT4>(piece.matrix, piece.from + chunk, out, piece.stride);
           default: return unpack<LOSSLESS>(piece.matrix, piece.from + chunk, out, piece.stride);
         }
       },
