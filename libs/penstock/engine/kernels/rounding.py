@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from penstock.engine.layers.stacks import Stack
+
 
 def quantised(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Rounds a matrix to 8 bits: (int8 [in, out], float32 [out]), symmetric, with one scale per column."""
@@ -41,3 +43,25 @@ def grouped(matrix: Tensor) -> tuple[Tensor, Tensor]:
 def degrouped(numbers: Tensor, scale: Tensor) -> Tensor:
     """What the results of `grouped` stand for, in float32: the product of number and scale is exact."""
     return numbers.float() * scale.float().repeat_interleave(GROUP, 0)[: len(numbers)]
+
+
+def keeps_groups(stack: Stack) -> bool:
+    """Whether int4 keeps a matrix as it is stored: in 4 bits, with bfloat16 scales of which each is for whole groups."""
+    return not stack.turned and all(
+        part.dtype == "I4"
+        and part.scale is not None
+        and part.scale.dtype == "BF16"
+        and part.grid[0] == 1
+        and part.grid[1] % GROUP == part.phase[1] % GROUP == 0
+        for part in stack.parts
+    )
+
+
+def kind_of(stack: Stack, kind: str, stored: bool) -> str:
+    """How a matrix is kept where weights are kept as `kind`. `stored`: the checkpoint has matrices in 4 bits; then
+    int4 keeps these as they are, and rounds no other. Else it rounds all but the last, which no later one evens out."""
+    if kind != "int4":
+        return kind
+    if stored:
+        return "int4" if keeps_groups(stack) else "bfloat16"
+    return "int8" if stack.name == "head" else "int4"

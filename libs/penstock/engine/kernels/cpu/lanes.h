@@ -244,23 +244,23 @@ inline Pairs restore(const char *at, const uint8_t *parts) {
 #endif
 }
 
-// The numbers of one pair of inputs of INT4, as 0 to 15: those of pair i lie in the bits 4 i and 16 + 4 i of 16 words.
-inline void nibbles(const char *words, int pair, Floats &even, Floats &odd) {
+// The numbers of one pair of inputs of INT4, from -8 to 7: those of pair i lie in the bits from 4 i and from 16 + 4 i
+// on of 16 words.
+inline void four_bits(const char *words, int pair, Floats &even, Floats &odd) {
   EACH {
     WordPart both;
     std::memcpy(&both, words + i * kWidth * 4, sizeof both);
-    both >>= 4 * pair;
-    even.part[i] = __builtin_convertvector((IntPart)(both & 15), FloatPart);
-    odd.part[i] = __builtin_convertvector((IntPart)(both >> 16 & 15), FloatPart);
+    even.part[i] = __builtin_convertvector((IntPart)(both << (28 - 4 * pair)) >> 28, FloatPart);
+    odd.part[i] = __builtin_convertvector((IntPart)(both << (12 - 4 * pair)) >> 28, FloatPart);
   }
 }
 
 #if defined(__AVX512BF16__)
-// The same as pairs of bfloat16, from -8 to 7.
+// The same as pairs of bfloat16.
 inline Pairs four_bits(const char *words, int pair) {
   static constexpr auto kNumbers = [] {
     std::array<uint16_t, 32> found{};  // twice, because an index has five bits, of which the last is another pair's
-    for (int i = 0; i < 32; ++i) found[i] = uint16_t(std::bit_cast<uint32_t>(float(i % 16 - 8)) >> 16);
+    for (int i = 0; i < 32; ++i) found[i] = uint16_t(std::bit_cast<uint32_t>(float(i % 16 - i / 8 % 2 * 16)) >> 16);
     return found;
   }();
   const auto index = (__m512i)(Pairs::load(words).part[0] >> 4 * pair);

@@ -264,7 +264,7 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "lossless_sizes": (None, _WORDS, c_int32, c_int32, _INDEX, pointer("int64_t")),
     "compress": (None, _WORDS, c_int32, c_int32, _INDEX, pointer("const int64_t"), pointer("uint8_t")),
     "pack": (None, BYTES, c_int64, c_int32, c_int32, c_int32, ROOM, FLOAT_ROOM, BYTES),
-    "regroup": (None, BYTES, c_int64, c_int32, _WORDS, c_int32, c_int32, ROOM),
+    "regroup": (None, BYTES, c_int64, c_int32, _WORDS, ROOM),
     "checksum": (None, BYTES, c_int64, c_int64, pointer("uint64_t")),
     "read": (c_double, BYTES, c_int64, c_int32, c_int32, pointer("uint64_t")),
     "draw": (

@@ -7,8 +7,8 @@ in pairs, and a pair holds the 16 columns' weights:
 - bfloat16: the two weights of each column side by side, so that one 32-bit lane holds both;
 - int8: like float32, with one float32 scale per column: weight = number * scale;
 - int4: groups of 32 inputs, the last one filled up with zeros: 16 bfloat16 scales, then, for every 8 inputs, a 32-bit
-  word for each column. Weight = number * scale, and number + 8, of 4 bits, lies in the bits 4 i of a word for the first
-  input of its pair i, and 16 + 4 i for the second;
+  word for each column. Weight = number * scale, and the number of 4 bits lies in the bits from 4 i on of a word for the
+  first input of its pair i, and from 16 + 4 i on for the second;
 - lossless: like bfloat16, in 12 bits for each weight, see lossless.py.
 """
 
@@ -54,7 +54,7 @@ def pack_groups(numbers: Tensor, scale: Tensor) -> Packed:
     inputs, columns = numbers.shape
     groups, panels = len(scale), -(-columns // LANES)
     beyond = panels * LANES - columns
-    padded = torch.nn.functional.pad(numbers, (0, beyond, 0, groups * GROUP - inputs)).long() + 8
+    padded = torch.nn.functional.pad(numbers, (0, beyond, 0, groups * GROUP - inputs)).long() & 15
     nibbles = padded.view(groups, _LINES, 4, 2, panels, LANES)
     places = torch.tensor([[4 * pair, 4 * pair + 16] for pair in range(4)]).view(4, 2, 1, 1)
     words = (nibbles << places).sum((2, 3)).to(torch.int32).permute(2, 0, 1, 3)
@@ -80,6 +80,6 @@ def _unpack_groups(packed: Packed) -> Tensor:
     panels, groups, _ = packed.data.shape
     scale = packed.data[..., : 2 * LANES].contiguous().view(torch.bfloat16).float()
     words = packed.data[..., 2 * LANES :].contiguous().view(torch.int32).view(panels, groups, _LINES, LANES)
-    nibbles = torch.stack([words >> place & 15 for pair in range(4) for place in (4 * pair, 4 * pair + 16)], 3) - 8
-    matrix = nibbles.flatten(2, 3) * scale.unsqueeze(2)
+    numbers = torch.stack([words << 28 - place for pair in range(4) for place in (4 * pair, 4 * pair + 16)], 3) >> 28
+    matrix = numbers.flatten(2, 3) * scale.unsqueeze(2)
     return matrix.permute(1, 2, 0, 3).reshape(groups * GROUP, packed.outputs)[: packed.inputs]

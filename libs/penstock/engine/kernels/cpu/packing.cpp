@@ -181,7 +181,7 @@ template <Kind stored> void pack_int8(const char *const *rows, int in, int8_t *o
 constexpr int kGroup = 32, kLine = 8;  // inputs in a group of INT4, and in the words of one line
 constexpr int kGroupBytes = kLanes * (2 + kGroup / 2);
 
-// Brings the eight numbers of a word, each as number + 8, the first in the lowest bits, to where `nibbles` reads them.
+// Brings the eight numbers of a word, the first in the lowest bits, to where `four_bits` reads them.
 inline uint32_t paired(uint32_t word) {
   auto gather = [](uint32_t some) {  // every other nibble, from the lowest on
     some = (some | some >> 4) & 0x00ff00ff;
@@ -190,7 +190,7 @@ inline uint32_t paired(uint32_t word) {
   return gather(word & 0x0f0f0f0f) | gather(word >> 4 & 0x0f0f0f0f) << 16;
 }
 
-// Writes a group: `scale` gives that of a lane, and `number` the number + 8 of a lane's input.
+// Writes a group: `scale` gives that of a lane, and `number` the four bits of a lane's input.
 template <class Scale, class Number> inline void write_group(Scale scale, Number number, char *out) {
   for (int lane = 0; lane < kLanes; ++lane) {
     const uint16_t own = scale(lane);
@@ -219,9 +219,9 @@ template <Kind stored> void pack_int4(const char *const *rows, int in, char *out
       step[lane] = scale[lane] == 0 ? 1.0f : from_bits(uint32_t(scale[lane]) << 16);
     }
     auto number = [&](int lane, int i) {
-      if (i >= some) return uint32_t(8);
+      if (i >= some) return 0u;
       const float shifted = weight(lane, first + i) / step[lane] + kRound;
-      return uint32_t(std::clamp(int32_t(to_bits(shifted) - to_bits(kRound)), -8, 7) + 8);
+      return uint32_t(std::clamp(int32_t(to_bits(shifted) - to_bits(kRound)), -8, 7)) & 15;
     };
     write_group([&](int lane) { return scale[lane]; }, number, out);
   }
@@ -268,25 +268,20 @@ void penstock_pack(const void *rows, int64_t count, int32_t in, int32_t stored, 
 }
 
 // Packs `count` rows of `in` numbers that are stored in 4 bits (`in` is even), each as number + 8, as INT4 without
-// changing one. `scale` has those of each row in bfloat16, one for `group` numbers, a multiple of 32; the last group
-// may be smaller.
-void penstock_regroup(const void *rows, int64_t count, int32_t in, const uint16_t *scale, int32_t scales, int32_t group,
-                      void *out) {
+// changing one. `scale` has that of each group of each row, in bfloat16.
+void penstock_regroup(const void *rows, int64_t count, int32_t in, const uint16_t *scale, void *out) {
   const int groups = (in + kGroup - 1) / kGroup;
   const auto *data = static_cast<const uint8_t *>(rows);
   auto *to = static_cast<char *>(out);
   for (int64_t first = 0; first < count; first += kLanes)
     for (int at = 0; at < groups; ++at, to += kGroupBytes)
-      write_group(
-          [&](int lane) {
-            return first + lane < count ? scale[(first + lane) * scales + at * kGroup / group] : uint16_t(0);
-          },
-          [&](int lane, int i) {
-            const int input = at * kGroup + i;
-            if (first + lane >= count || input >= in) return uint32_t(8);
-            return uint32_t(data[(first + lane) * (in / 2) + input / 2] >> input % 2 * 4 & 15);
-          },
-          to);
+      write_group([&](int lane) { return first + lane < count ? scale[(first + lane) * groups + at] : uint16_t(0); },
+                  [&](int lane, int i) {
+                    const int input = at * kGroup + i;
+                    if (first + lane >= count || input >= in) return 0u;
+                    return (data[(first + lane) * (in / 2) + input / 2] >> input % 2 * 4 & 15u) ^ 8;
+                  },
+                  to);
 }
 
 // Computes one number for each block of `block` bytes, and one for the rest behind the last whole block. `bytes` and

@@ -22,9 +22,12 @@ template <int bytes> inline void prefetch(const char *at) {
 template <Kind kind> struct Reader;
 
 struct Plain {
-  static constexpr int kRun = INT_MAX;  // inputs that can be read after one call of `enter`
+  static constexpr int kRun = INT_MAX;    // inputs that can be read after one call of `enter`
+  static constexpr int kLine = 1;         // pairs that can be read after one call of `line`
+  static constexpr bool kScaled = false;  // whether what is read is to be multiplied by `scale`
   const char *at;
   inline void enter() {}
+  inline void line() {}
   static inline const char *panel(const Linear &matrix, int panel, int pair_bytes) {
     return static_cast<const char *>(matrix.data) + int64_t(panel) * (matrix.inputs / 2) * pair_bytes;
   }
@@ -72,7 +75,8 @@ template <> struct Reader<INT8> : Plain {
 
 // A panel begins with one bit for each group, which is set if the group is verbatim; see lossless.py.
 template <> struct Reader<LOSSLESS> {
-  static constexpr int kRun = kGroup;
+  static constexpr int kRun = kGroup, kLine = 1;
+  static constexpr bool kScaled = false;
   const char *at;
   const uint8_t *bits, *parts;
   int group;
@@ -91,6 +95,7 @@ template <> struct Reader<LOSSLESS> {
     verbatim = bits[group / 8] >> group % 8 & 1;
     ++group;
   }
+  inline void line() {}
   inline void ahead() const { prefetch<kGroupBytes>(at); }
   inline Pairs next() {
     if (__builtin_expect(verbatim, 0)) {
@@ -112,14 +117,15 @@ template <> struct Reader<LOSSLESS> {
   inline void next(Floats &even, Floats &odd) { next().split(even, odd); }
 };
 
-// A panel is whole groups: its scales, then lines of words, see pack.py. Floats are multiplied by the scale; pairs are
-// the numbers alone, which are exact in bfloat16.
+// A panel is whole groups: its scales, then lines of words, see pack.py. What is read are the numbers, which are exact
+// in bfloat16.
 template <> struct Reader<INT4> {
-  static constexpr int kRun = kGroup, kBytes = kScaleBytes + kLines * kLineBytes;
-  const char *at;       // the next group
-  const char *line;     // the first of the group that was entered
-  int pair;             // of this group, the next one
-  Floats scale, least;  // what the numbers 1 and -8 stand for
+  static constexpr int kRun = kGroup, kLine = kLinePairs, kBytes = kScaleBytes + kLines * kLineBytes;
+  static constexpr bool kScaled = true;
+  const char *at;     // the next group
+  const char *words;  // the next line of the group that was entered
+  int pair;           // the next one in it
+  Floats scale;       // of the group
 
   Reader() = default;
   Reader(const Linear &matrix, int number, int from) {
@@ -127,25 +133,41 @@ template <> struct Reader<INT4> {
     at = static_cast<const char *>(matrix.data) + (number * groups + from / kGroup) * kBytes;
   }
   inline void enter() {
-    scale = Floats::load(reinterpret_cast<const uint16_t *>(at)), least = scale * -8.0f;
-    line = at + kScaleBytes, pair = 0, at += kBytes;
+    scale = Floats::load(reinterpret_cast<const uint16_t *>(at));
+    words = at + kScaleBytes, pair = 0, at += kBytes;
   }
-  inline void ahead(int number) const { prefetch<kLineBytes>(line + number * kLineBytes); }
+  inline void line() { pair = 0; }  // says what is so anyway, and the compiler knows it then
   inline void ahead() const {
-    if (pair % kLinePairs == 0) ahead(pair / kLinePairs);
+    if (pair == 0) prefetch<kLineBytes>(words);
   }
-  inline void next(Floats &even, Floats &odd) {
-    nibbles(line + pair / kLinePairs * kLineBytes, pair % kLinePairs, even, odd);
-    even = least + even * scale, odd = least + odd * scale;
-    ++pair;
-  }
+  inline void next(Floats &even, Floats &odd) { four_bits(words, pair, even, odd), step(); }
 #if defined(__AVX512BF16__)
-  inline Pairs numbers(int number, int of_line) const { return four_bits(line + number * kLineBytes, of_line); }
   inline Pairs next() {
-    const int one = pair++;
-    return numbers(one / kLinePairs, one % kLinePairs);
+    const Pairs both = four_bits(words, pair);
+    step();
+    return both;
   }
 #endif
+
+ private:
+  inline void step() {
+    if (++pair == kLinePairs) pair = 0, words += kLineBytes;
+  }
+};
+
+// Numbers of INT4 that were unpacked to `kind`; their scales are where they were.
+template <Kind kind> struct Numbers : Reader<kind> {
+  static constexpr int kRun = kGroup;
+  static constexpr bool kScaled = true;
+  const char *group;  // the next one
+  Floats scale;
+
+  Numbers() = default;
+  Numbers(const float *room, const Reader<INT4> &packed) : Reader<kind>(room), group(packed.at) {}
+  inline void enter() {
+    scale = Floats::load(reinterpret_cast<const uint16_t *>(group));
+    group += Reader<INT4>::kBytes;
+  }
 };
 
 }  // namespace penstock

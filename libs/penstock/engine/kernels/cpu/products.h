@@ -3,7 +3,6 @@
 #include "kernels.h"
 #include "lanes.h"
 
-#include <algorithm>
 #include <cstddef>
 
 namespace penstock {
@@ -54,7 +53,7 @@ struct PackedRow {
 // Packs one block of rows for matrices of a kind. `value(r, k)` gives sixteen inputs of row r, zeros behind the last.
 // The result is one of these:
 // - floats, out[k * size + r];
-// - pairs of bfloat16, out[k / 2 * size + r], and zeros behind the last up to a whole group;
+// - pairs of bfloat16, out[k / 2 * size + r];
 // - rows for tiles, see PackedRow.
 template <class Value> void pack_block(int kind, int size, int in, float *out, Value value) {
   float lanes[kMostRows][kLanes];
@@ -68,7 +67,6 @@ template <class Value> void pack_block(int kind, int size, int in, float *out, V
       for (int r = 0; r < size; ++r) value(r, k).round(reinterpret_cast<uint16_t *>(lanes[r]));
       for (int i = 0; i < some / 2; ++i)
         for (int r = 0; r < size; ++r) *out++ = lanes[r][i];
-      if (k + kLanes >= in) std::fill_n(out, (packed_width(in) - in) / 2 * size, 0.0f);
     } else {
       for (int r = 0; r < size; ++r) PackedRow(out, size, r).put(k, in, value(r, k));
     }
