@@ -241,7 +241,7 @@ def test_and_computes_with_them(wide_int4, kernels):
 def test_int4_of_other_groups_is_not_kept(tmp_path, drawn):
     written(tmp_path, drawn, in_int4, INT4, of_experts)
     assert settled(EngineConfig(model=tmp_path), inspect(tmp_path)).dtype == "float32"
-    with pytest.raises(ConfigError, match="dtype = 'int4': keeps groups of 32 numbers .*: use int8 or bfloat16"):
+    with pytest.raises(ConfigError, match=r"dtype = 'int4': keeps groups of 32 numbers .*: use int8 or bfloat16"):
         settled(EngineConfig(model=tmp_path, dtype="int4"), inspect(tmp_path))
 
 

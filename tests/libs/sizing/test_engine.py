@@ -150,10 +150,11 @@ async def test_the_embedded_model_takes_what_is_planned(kv_dtype: str) -> None:
         assert rank.weights == engine.stats().weights_bytes + norms + table
 
 
-async def test_int8_takes_what_is_planned() -> None:
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+async def test_fewer_bits_take_what_is_planned(dtype: str) -> None:
     directory = embedded("penstock-mini")
-    (rank,) = planned(directory, "int8", "bfloat16").ranks
-    async with Engine.open(EngineConfig(model=directory, dtype="int8", kv_pool_tokens=1024)) as engine:
+    (rank,) = planned(directory, dtype, "bfloat16").ranks
+    async with Engine.open(EngineConfig(model=directory, dtype=dtype, kv_pool_tokens=1024)) as engine:
         model = engine.checkpoint.config
         others = (2 * model.n_layers + 1 + model.vocab_size) * model.hidden_size * 2
         assert rank.weights == engine.stats().weights_bytes + others

@@ -46,7 +46,7 @@ def degrouped(numbers: Tensor, scale: Tensor) -> Tensor:
 
 
 def keeps_groups(stack: Stack) -> bool:
-    """Whether int4 keeps a matrix as it is stored: in 4 bits, with bfloat16 scales of which each is for whole groups."""
+    """Whether int4 keeps a matrix as it is stored: in 4 bits, with bfloat16 scales for whole groups."""
     return not stack.turned and all(
         part.dtype == "I4"
         and part.scale is not None
