@@ -10,8 +10,7 @@ from penstock.checkpoint import Checkpoint, Experts, ModelConfig, Rank, check_ex
 from penstock.engine.config import EngineSettings
 from penstock.engine.errors import RequestRefused, RequestTooLong
 from penstock.engine.kernels.cpu.shapes import misfit
-from penstock.engine.kernels.rounding import GROUP, keeps_groups
-from penstock.engine.layers.stacks import Stack
+from penstock.engine.kernels.groups import GROUP, keeps_numbers
 from penstock.engine.request import Request, SamplingParams
 from penstock.runtime.config import ConfigError
 from penstock.runtime.cores import available_cores
@@ -85,7 +84,7 @@ def _own_dtype(settings: EngineSettings, checkpoint: Checkpoint) -> str:
 def _keeps_int4(checkpoint: Checkpoint) -> bool:
     """Whether int4 keeps the matrices that are stored in 4 bits."""
     stored = [info for info in checkpoint.tensors.values() if info.dtype == "I4"]
-    return bool(stored) and all(keeps_groups(Stack("", (info,))) for info in stored)
+    return bool(stored) and all(map(keeps_numbers, stored))
 
 
 def _check_model(settings: EngineSettings, model: ModelConfig) -> None:

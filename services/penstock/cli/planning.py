@@ -201,8 +201,8 @@ def _lines(model: Described, devices: DeviceKind, work: Workload, found: Sizing)
     if model.quantisation is not None and work.dtype == "auto":
         yield ""
         yield (
-            f"Matrices in {model.quantisation.kind} are counted as they are stored. Workers of this version unpack them on "
-            "a GPU: --dtype bfloat16 counts that."
+            f"Matrices in {model.quantisation.kind} are counted as they are stored. Workers of this version unpack "
+            "them on a GPU: --dtype bfloat16 counts that."
         )
 
 

@@ -22,7 +22,8 @@ from penstock.engine.kernels.cpu.machine import Machine
 from penstock.engine.kernels.cpu.matrix import PackedMatrix
 from penstock.engine.kernels.cpu.pack import pack, unpack
 from penstock.engine.kernels.cpu.packed import LANES
-from penstock.engine.kernels.rounding import GROUP, degrouped, dequantised, grouped, quantised
+from penstock.engine.kernels.groups import GROUP
+from penstock.engine.kernels.rounding import degrouped, dequantised, grouped, quantised
 from penstock.engine.request import Request, SamplingParams
 from penstock.models import NAMES, embedded
 

@@ -19,7 +19,8 @@ from penstock.engine.kernels.cpu.memory import anonymous
 from penstock.engine.kernels.cpu.pack import pack, pack_groups, unpack
 from penstock.engine.kernels.cpu.packed_file import packed_of
 from penstock.engine.kernels.cpu.packing import Packer, naive_checksums, pack_slices, plan, sliced
-from penstock.engine.kernels.rounding import GROUP, kind_of
+from penstock.engine.kernels.groups import GROUP
+from penstock.engine.kernels.rounding import kind_of
 from penstock.engine.layers.stacks import Stack
 from penstock.engine.layers.stored import numbers as stored_numbers
 from penstock.engine.layers.stored import read_tensor

@@ -216,6 +216,8 @@ def test_int4_keeps_the_bits_of_the_checkpoint(wide_int4):
     directory, oracle = wide_int4
     checkpoint = inspect(directory)
     assert settled(EngineConfig(model=directory), checkpoint).identity == "int4", "auto"
+    assert settled(EngineConfig(model=directory, device="cuda"), checkpoint).dtype == "bfloat16"
+    assert settled(EngineConfig(model=directory, weights="lossless"), checkpoint).dtype == "bfloat16"
     runner = Runner(checkpoint, EngineConfig(model=directory, dtype="int4", kv_pool_tokens=64))
     assert runner.packed is not None
     kinds = {name: packed.kind for name, packed in runner.packed.matrices.items()}

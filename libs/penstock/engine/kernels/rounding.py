@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from penstock.engine.kernels.groups import GROUP, keeps_numbers
 from penstock.engine.layers.stacks import Stack
 
 
@@ -20,10 +21,6 @@ def dequantised(matrix: Tensor) -> Tensor:
     """The matrix after rounding to int8, in float32: the numbers for which the packed matrix stands."""
     numbers, scale = quantised(matrix)
     return numbers.float() * scale
-
-
-GROUP = 32
-"""Inputs of a column that have one scale in 4 bits."""
 
 
 def grouped(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -46,15 +43,8 @@ def degrouped(numbers: Tensor, scale: Tensor) -> Tensor:
 
 
 def keeps_groups(stack: Stack) -> bool:
-    """Whether int4 keeps a matrix as it is stored: in 4 bits, with bfloat16 scales for whole groups."""
-    return not stack.turned and all(
-        part.dtype == "I4"
-        and part.scale is not None
-        and part.scale.dtype == "BF16"
-        and part.grid[0] == 1
-        and part.grid[1] % GROUP == part.phase[1] % GROUP == 0
-        for part in stack.parts
-    )
+    """Whether int4 keeps a matrix as it is stored, see `keeps_numbers`."""
+    return not stack.turned and all(map(keeps_numbers, stack.parts))
 
 
 def kind_of(stack: Stack, kind: str, stored: bool) -> str:

@@ -20,7 +20,8 @@ from torch import Tensor
 from penstock.engine.kernels.cpu.build import library
 from penstock.engine.kernels.cpu.lossless import compressed
 from penstock.engine.kernels.cpu.packed import LANES, Packed
-from penstock.engine.kernels.rounding import GROUP, grouped, quantised
+from penstock.engine.kernels.groups import GROUP
+from penstock.engine.kernels.rounding import grouped, quantised
 
 _LINES = GROUP // 8
 

@@ -17,7 +17,8 @@ from penstock.engine.kernels.cpu.build import library
 from penstock.engine.kernels.cpu.layout import Kind
 from penstock.engine.kernels.cpu.packed import LANES
 from penstock.engine.kernels.cpu.packed_file import Place, Record
-from penstock.engine.kernels.rounding import GROUP, keeps_groups
+from penstock.engine.kernels.groups import GROUP
+from penstock.engine.kernels.rounding import keeps_groups
 from penstock.engine.layers.stacks import Stack
 from penstock.engine.layers.stored import STORED, open_stored, read_into
 
