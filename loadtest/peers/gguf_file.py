@@ -29,11 +29,14 @@ _NAMES = {
 }
 _EXPERTS = {"w1": "ffn_gate_exps", "w2": "ffn_down_exps", "w3": "ffn_up_exps"}
 _KINDS = {"bfloat16": gguf.GGMLQuantizationType.BF16, "int8": gguf.GGMLQuantizationType.Q8_0}
+_KINDS |= {"int4": gguf.GGMLQuantizationType.Q4_0}
 _FILE_TYPES = {"bfloat16": gguf.LlamaFileType.MOSTLY_BF16, "int8": gguf.LlamaFileType.MOSTLY_Q8_0}
+_FILE_TYPES |= {"int4": gguf.LlamaFileType.MOSTLY_Q4_0}
 
 
 def write(checkpoint: Path, file: Path, kind: str) -> None:
-    """Writes `file` whole or not at all. `kind` is bfloat16 (the same numbers) or int8 (q8_0)."""
+    """Writes `file` whole or not at all. `kind` is bfloat16 (the same numbers), int8 (q8_0) or int4 (q4_0, and
+    q8_0 for the embedding, which is the last matrix too: as our engine has it)."""
     config = json.loads((checkpoint / "config.json").read_text())
     part = file.with_suffix(".part")
     writer = gguf.GGUFWriter(part, "llama")
@@ -41,6 +44,8 @@ def write(checkpoint: Path, file: Path, kind: str) -> None:
     for name, data in _named(checkpoint, config):
         exact = data.ndim == 1 or "ffn_gate_inp" in name  # llama.cpp wants routers in float32
         wanted = gguf.GGMLQuantizationType.F32 if exact else _KINDS[kind]
+        if kind == "int4" and name == "token_embd.weight":
+            wanted = _KINDS["int8"]
         if wanted is gguf.GGMLQuantizationType.BF16:
             writer.add_tensor(name, data.view(np.uint8), raw_dtype=wanted)
         else:

@@ -90,6 +90,11 @@ class Checkpoint:
         return self.tensors[EMBEDDING].dtype
 
     @property
+    def stores_int4(self) -> bool:
+        """Whether matrices are stored in 4 bits."""
+        return self.quantisation is not None and self.quantisation.kind == "int4"
+
+    @property
     def adds(self) -> bool:
         """Whether this process adds the biases of what is summed over all."""
         return self.part is None or self.part.rank.number == 0

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from penstock.checkpoint import KvForm
 from penstock.runtime.config import ConfigError, Size, at_least, more_than, one_of, within
 
-DTYPES = ("auto", "float32", "bfloat16", "int8", "float8")
+DTYPES = ("auto", "float32", "bfloat16", "int8", "int4", "float8")
 KV_DTYPES = ("float32", "bfloat16", "int8")
 WEIGHTS = ("auto", "plain", "lossless")
 HEAD_PLACES = ("worker", "service")
@@ -27,8 +27,8 @@ class EngineSettings:
     """Everything but the model. Checked when made: ConfigError names the field."""
 
     dtype: str = "auto"
-    """Type of weights and KV: auto, float32, bfloat16, int8, or on a CUDA device float8; with the last two KV is
-    bfloat16. auto: the checkpoint's own, and bfloat16 for one in float16."""
+    """Type of weights and KV: auto, float32, bfloat16, int8, on a CPU int4, or on a CUDA device float8; with the last
+    three KV is bfloat16. auto: the checkpoint's own, and bfloat16 for one in float16."""
     kv_dtype: str = ""
     """Type of keys and values: float32, bfloat16, or on a CPU int8 with a scale for each head and token. Empty: float32
     with weights in float32, else bfloat16. All workers need the same."""
@@ -140,6 +140,8 @@ class EngineSettings:
             raise ConfigError("kv_dtype", self.kv_dtype, right)
         if self.dtype == "float8" and kind == "cpu":
             raise ConfigError("dtype", self.dtype, "needs a CUDA device: use device cuda, or int8")
+        if self.dtype == "int4" and kind != "cpu":
+            raise ConfigError("dtype", self.dtype, f"needs device cpu, not {self.device}: use int8 or bfloat16")
         if self.weights == "lossless" and self.dtype not in ("auto", "bfloat16"):
             raise ConfigError("weights", self.weights, f"needs dtype bfloat16, not {self.dtype}")
         if self.weights == "lossless" and kind != "cpu":

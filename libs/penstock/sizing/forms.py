@@ -42,6 +42,8 @@ class NumberForm:
 FLOAT32, BITS_16 = NumberForm(32), NumberForm(16)
 ROWS_OF_8 = NumberForm(8, (1, ROW), 4)
 """8 bits, and a float32 for each row of [out, in], as the engine rounds to int8 and float8."""
+GROUPS_OF_4 = NumberForm(4, (1, 32), 2)
+"""4 bits, and a bfloat16 for 32 numbers of each row, as the engine rounds to int4."""
 
 
 def plain_form(dtype: str) -> NumberForm:

@@ -11,7 +11,7 @@ from enum import Enum
 from penstock.checkpoint import EMBEDDING, Experts, LayerNames, ModelConfig, layer_names
 from penstock.checkpoint.tensors import HEAD, needed_tensors
 from penstock.sizing.devices import PlannedSplit
-from penstock.sizing.forms import BITS_16, FLOAT32, ROWS_OF_8, NumberForm
+from penstock.sizing.forms import BITS_16, FLOAT32, GROUPS_OF_4, ROWS_OF_8, NumberForm
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
@@ -76,7 +76,8 @@ def _share(extent: int, units: int, ranks: int) -> int:
 def slabs_of(config: ModelConfig, forms: Mapping[str, NumberForm], dtype: str) -> list[Slab]:
     """What the engine holds of a decoder whose tensors are stored as `forms`, with `dtype` as in Workload. The
     embedding is there twice where it is also the last matrix: by rows, and as a matrix to multiply by."""
-    rules, kept = _rules(config), _Kept(config, dtype)
+    stored = any(form.bits == GROUPS_OF_4.bits for form in forms.values())
+    rules, kept = _rules(config), _Kept(config, dtype, stored)
     alike: Counter[tuple[int, _Rule, tuple[int, ...], NumberForm]] = Counter()
     for name, shape in needed_tensors(config).items():
         within = _LAYER.fullmatch(name)
@@ -108,9 +109,11 @@ def parameters(config: ModelConfig, slabs: Sequence[Slab]) -> tuple[int, int]:
 class _Kept:
     """How tensors are kept in memory."""
 
-    def __init__(self, config: ModelConfig, dtype: str) -> None:
+    def __init__(self, config: ModelConfig, dtype: str, stored: bool) -> None:
+        """`stored`: some are stored in 4 bits."""
         names = layer_names(config)
         self._dtype = dtype
+        self._stored = stored
         self._precise = ("e_score_correction_bias", "norm.weight") if config.norm_offset else "e_score_correction_bias"
         made = () if names.latent is None else (f"{names.latent.keys_values}.weight",)
         self._never_rounded = (EMBEDDING, f"{names.router}.weight", *made)
@@ -121,8 +124,17 @@ class _Kept:
             return FLOAT32
         if self._dtype == "auto":
             return stored
-        rounds = self._dtype in ("int8", "float8") and axes > 1 and not name.endswith(self._never_rounded)
-        return ROWS_OF_8 if rounds else BITS_16
+        if axes == 1 or name.endswith(self._never_rounded):
+            return BITS_16
+        if self._dtype == "int4":
+            return self._int4(name, stored)
+        return ROWS_OF_8 if self._dtype in ("int8", "float8") else BITS_16
+
+    def _int4(self, name: str, stored: NumberForm) -> NumberForm:
+        """As engine/kernels/rounding.py keeps it."""
+        if self._stored:
+            return stored if stored.bits == GROUPS_OF_4.bits else BITS_16
+        return ROWS_OF_8 if name == HEAD else GROUPS_OF_4
 
 
 _Rule = Callable[[int, tuple[int, ...], NumberForm], list[Slab]]

@@ -64,7 +64,8 @@ def plan(
         tp: tensor parallel ranks; chosen unless told.
         pp: stages of layers; chosen unless told.
         ep: expert parallel ranks; chosen unless told.
-        dtype: type of weights: auto (as the checkpoint has them), float32, bfloat16, int8 or float8.
+        dtype: type of weights: auto (as the checkpoint has them), float32, bfloat16, int8, int4 (which workers of this
+            version have on a CPU alone) or float8.
         kv_dtype: type of keys and values: float32, bfloat16 or int8; bfloat16 unless told, float32 with such weights.
         redundant_experts: experts of each layer of which every expert parallel rank has copies.
         json: print one JSON object and nothing else.
@@ -199,7 +200,10 @@ def _lines(model: Described, devices: DeviceKind, work: Workload, found: Sizing)
         yield from _table(heads, map(_row, _next_best(found.ways)))
     if model.quantisation is not None and work.dtype == "auto":
         yield ""
-        yield "Quantised matrices are counted as they are stored; --dtype bfloat16 counts them unpacked."
+        yield (
+            f"Matrices in {model.quantisation.kind} are counted as they are stored. Workers of this version unpack "
+            "them on a GPU: --dtype bfloat16 counts that."
+        )
 
 
 def _recommended(best: Sized, devices: DeviceKind) -> Iterator[str]:

@@ -24,7 +24,7 @@ from penstock.engine.step.memory import PageMemory
 from penstock.engine.step.run import Run
 from penstock.testing.checkpoints import TinyModel, write_checkpoint
 
-KINDS = ("float32", "bfloat16", "int8", "lossless")
+KINDS = ("float32", "bfloat16", "int8", "int4", "lossless")
 CPU = torch.device("cpu")
 MIXTRAL = {
     "architecture": "MixtralForCausalLM",

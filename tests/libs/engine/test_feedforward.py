@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from penstock.checkpoint import Experts, HeldExpert
 from penstock.engine.kernels.cpu.machine import Machine
 from penstock.engine.kernels.cpu.matrix import PackedMatrix
-from penstock.engine.kernels.rounding import dequantised
+from penstock.engine.kernels.rounding import degrouped, dequantised, grouped
 from penstock.engine.layers.feedforward import Routed, feed_forward, naive_routed
 
-KINDS = ("float32", "bfloat16", "int8", "lossless")
+KINDS = ("float32", "bfloat16", "int8", "int4", "lossless")
 
 
 def rule_of(experts: int, per_token: int, **more) -> Experts:
@@ -72,6 +72,8 @@ def test_rules_with_sigmoids_equal_the_naive_loop(rule):
 def as_kept(matrix: torch.Tensor, kind: str) -> torch.Tensor:
     if kind == "float32":
         return matrix
+    if kind == "int4":
+        return degrouped(*grouped(matrix))
     return dequantised(matrix) if kind == "int8" else matrix.bfloat16().float()
 
 

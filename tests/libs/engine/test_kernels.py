@@ -22,11 +22,12 @@ from penstock.engine.kernels.cpu.machine import Machine
 from penstock.engine.kernels.cpu.matrix import PackedMatrix
 from penstock.engine.kernels.cpu.pack import pack, unpack
 from penstock.engine.kernels.cpu.packed import LANES
-from penstock.engine.kernels.rounding import dequantised, quantised
+from penstock.engine.kernels.groups import GROUP
+from penstock.engine.kernels.rounding import degrouped, dequantised, grouped, quantised
 from penstock.engine.request import Request, SamplingParams
 from penstock.models import NAMES, embedded
 
-KINDS = ("float32", "bfloat16", "int8", "lossless")
+KINDS = ("float32", "bfloat16", "int8", "int4", "lossless")
 
 
 @pytest.fixture(scope="module", params=build.instruction_sets())
@@ -38,6 +39,8 @@ def kept(matrix: torch.Tensor, kind: str) -> torch.Tensor:
     """The numbers that a packed matrix stands for."""
     if kind == "int8":
         return dequantised(matrix)
+    if kind == "int4":
+        return degrouped(*grouped(matrix))
     return matrix.float() if kind == "float32" else matrix.bfloat16().float()
 
 
@@ -68,6 +71,15 @@ def test_int8_is_within_half_a_step_of_the_weight():
     numbers, scale = quantised(matrix)
     assert bool(((numbers.float() * scale - matrix).abs() <= scale * 0.5001).all())
     assert int(numbers.abs().max()) == 127
+
+
+def test_int4_is_within_half_a_step_of_the_weight():
+    matrix = torch.randn(5 * GROUP + 2, 30) * torch.logspace(-3, 3, 30)
+    numbers, scale = grouped(matrix)
+    steps = scale.float().repeat_interleave(GROUP, 0)[: len(matrix)]
+    assert bool(((degrouped(numbers, scale) - matrix).abs() <= steps * 0.53).all()), "rounding the scale adds a little"
+    assert (int(numbers.min()), int(numbers.max())) == (-8, 7)
+    assert torch.equal(degrouped(numbers, scale).double(), numbers.double() * steps.double()), "exact"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -125,7 +137,7 @@ def test_only_bfloat16_is_compressed():
 def test_a_row_does_not_depend_on_its_neighbours(machine, kind):
     packed = PackedMatrix.pack(machine, torch.randn(128, 200), None, kind)
     x = torch.randn(300, 128)
-    together = packed.product(x) if kind in ("float32", "int8") else machine.linear(x, packed.args)[:, :200]
+    together = packed.product(x) if kind in ("float32", "int8", "int4") else machine.linear(x, packed.args)[:, :200]
     for rows in (1, 2, 3, 5, 8, 31, 70):
         assert torch.equal(packed.product(x[:rows]), together[:rows])
         assert torch.equal(packed.product(x[-rows:]), together[-rows:])

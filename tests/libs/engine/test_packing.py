@@ -12,16 +12,20 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from penstock.checkpoint import CheckpointError
-from penstock.checkpoint.tensors import declared_tensors
+from penstock.checkpoint.quantised import Quantisation, folded
+from penstock.checkpoint.tensors import DTYPE_BYTES, QUANTISED_BYTES, declared_tensors
 from penstock.engine.kernels.cpu import build, packing
 from penstock.engine.kernels.cpu.memory import anonymous
-from penstock.engine.kernels.cpu.pack import pack
+from penstock.engine.kernels.cpu.pack import pack, pack_groups, unpack
 from penstock.engine.kernels.cpu.packed_file import packed_of
 from penstock.engine.kernels.cpu.packing import Packer, naive_checksums, pack_slices, plan, sliced
+from penstock.engine.kernels.groups import GROUP
+from penstock.engine.kernels.rounding import kind_of
 from penstock.engine.layers.stacks import Stack
+from penstock.engine.layers.stored import numbers as stored_numbers
 from penstock.engine.layers.stored import read_tensor
 
-KINDS = ("float32", "bfloat16", "int8")
+KINDS = ("float32", "bfloat16", "int8", "int4")
 STORED = (torch.float32, torch.bfloat16, torch.float16)
 PACKERS = [Packer(isa) for isa in build.instruction_sets()]
 
@@ -107,14 +111,14 @@ def test_slices_of_stacked_parts_make_up_the_whole(tmp_path, monkeypatch, kind, 
     tensors, parts = stored_parts(tmp_path, dtype, (50, 7, 100), 34)
     stacks = [Stack("all", parts), Stack("one", parts[:1]), Stack("last", parts[1:])]
     assert all(sliced(stack, kind) for stack in stacks)
-    records, end = plan(stacks, kind, 256)
+    records, end = plan(stacks, dict.fromkeys((stack.name for stack in stacks), kind), 256)
     content = anonymous(end)
 
     def write(at: int, piece: torch.Tensor) -> None:
         assert not content[at : at + piece.numel()].any(), "each place is written once"
         content[at : at + piece.numel()].copy_(piece)
 
-    pack_slices(PACKERS[0], stacks, records, kind, threads=3, write=write)
+    pack_slices(PACKERS[0], stacks, records, threads=3, write=write)
     for stack in stacks:
         expected = twin(torch.cat([tensors[part.name] for part in stack.parts]), kind)
         packed = packed_of(records[stack.name], content)
@@ -122,6 +126,65 @@ def test_slices_of_stacked_parts_make_up_the_whole(tmp_path, monkeypatch, kind, 
         assert torch.equal(packed.data, expected.data)
         assert (packed.scale is None) == (expected.scale is None)
         assert packed.scale is None or torch.equal(packed.scale, expected.scale)
+
+
+def int4_parts(directory, heights, inputs, group):
+    """Matrices in 4 bits in a file, the numbers of all [out, in], their scales, and what the checkpoint knows of the
+    matrices."""
+    random = torch.Generator().manual_seed(inputs)
+    numbers = [torch.randint(-8, 8, (rows, inputs), dtype=torch.int8, generator=random) for rows in heights]
+    scales = [torch.randn(rows, -(-inputs // group), generator=random).bfloat16() for rows in heights]
+    stored = {}
+    for at, (own, scale) in enumerate(zip(numbers, scales, strict=True)):
+        words = ((own.long() + 8).view(len(own), -1, 8) << torch.arange(0, 32, 4)).sum(-1)
+        stored[f"{at}.weight_packed"] = words.to(torch.int32)  # wraps
+        stored[f"{at}.weight_scale"] = scale
+    save_file(stored, directory / "model.safetensors")
+    declared = declared_tensors((directory / "model.safetensors",), {**DTYPE_BYTES, **QUANTISED_BYTES})
+    found = folded(declared, Quantisation("int4", (1, group)))
+    return torch.cat(numbers), torch.cat(scales), tuple(found[f"{at}.weight"] for at in range(len(heights)))
+
+
+@pytest.mark.parametrize(("inputs", "group"), [(64, 32), (72, 32), (256, 128)])
+@pytest.mark.parametrize("packer", PACKERS)
+def test_stored_int4_is_packed_number_by_number(tmp_path, monkeypatch, packer, inputs, group):
+    monkeypatch.setattr(packing, "_SLICE_BYTES", 1000)
+    numbers, scales, parts = int4_parts(tmp_path, (50, 7, 100), inputs, group)
+    stack = Stack("3.gate_up", parts)
+    assert kind_of(stack, "int4", True) == "int4" and sliced(stack, "int4") and not sliced(stack, "bfloat16")
+    check_packed(packer, stack, numbers, scales.repeat_interleave(group // GROUP, 1))
+
+
+@pytest.mark.parametrize("packer", PACKERS)
+def test_part_of_an_int4_matrix_keeps_its_scales(tmp_path, packer):
+    """A rank has some columns, of which the first may stand inside the checkpoint's group, but not inside ours."""
+    numbers, scales, (part,) = int4_parts(tmp_path, (50,), 512, 128)
+    for first, last in ((0, 256), (32, 160), (96, 512), (160, 192)):
+        stack = Stack("3.down", (part.cut(1, range(first, last)),))
+        assert sliced(stack, "int4")
+        each = scales.repeat_interleave(128 // GROUP, 1)[:, first // GROUP : last // GROUP]
+        check_packed(packer, stack, numbers[:, first:last], each)
+    assert kind_of(Stack("3.down", (part.cut(1, range(16, 512)),)), "int4", True) == "bfloat16"
+
+
+def check_packed(packer: Packer, stack: Stack, numbers: torch.Tensor, scales: torch.Tensor) -> None:
+    """`numbers` [out, in] and a scale for each 32 of them are what is packed, bit for bit."""
+    records, end = plan([stack], {stack.name: "int4"}, 256)
+    content = anonymous(end)
+
+    def write(at: int, piece: torch.Tensor) -> None:
+        content[at : at + piece.numel()].copy_(piece)
+
+    pack_slices(packer, [stack], records, threads=2, write=write)
+    packed, expected = packed_of(records[stack.name], content), pack_groups(numbers.t(), scales.t())
+    assert torch.equal(packed.data, expected.data)
+    meant = numbers.float() * scales.float().repeat_interleave(GROUP, 1)[:, : numbers.shape[1]]
+    assert torch.equal(unpack(packed, len(numbers)), meant.t())
+    assert torch.equal(numbers_of(stack), meant), "and what torch makes of them"
+
+
+def numbers_of(stack: Stack) -> torch.Tensor:
+    return torch.cat([stored_numbers(part, read_tensor) for part in stack.parts])
 
 
 def test_what_cannot_be_sliced(tmp_path):
@@ -144,6 +207,6 @@ def test_a_file_that_lost_its_end_is_named(tmp_path):
     _, parts = stored_parts(tmp_path, torch.float32, (64,), 32)
     with open(parts[0].file, "r+b") as file:
         file.truncate(parts[0].file.stat().st_size - 100)
-    records, _ = plan([Stack("head", parts)], "float32", 0)
+    records, _ = plan([Stack("head", parts)], {"head": "float32"}, 0)
     with pytest.raises(CheckpointError, match=r"cut short.*part0"):
-        pack_slices(PACKERS[0], [Stack("head", parts)], records, "float32", threads=2, write=lambda at, piece: None)
+        pack_slices(PACKERS[0], [Stack("head", parts)], records, threads=2, write=lambda at, piece: None)

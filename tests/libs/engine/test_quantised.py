@@ -5,17 +5,22 @@ from __future__ import annotations
 import json
 import math
 import warnings
+from functools import partial
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from penstock.checkpoint import CheckpointError, fingerprint, inspect
+from penstock.engine.checks import settled
 from penstock.engine.config import EngineConfig
 from penstock.engine.forward.runner import Runner
+from penstock.engine.kernels.cpu.pack import unpack
+from penstock.engine.models.loading import all_stacks
 from penstock.engine.request import SamplingParams
 from penstock.engine.sampling.choice import Choice
 from penstock.engine.step.run import Run
+from penstock.runtime.config import ConfigError
 from penstock.testing.checkpoints import write_tokenizer
 
 with warnings.catch_warnings():
@@ -25,11 +30,18 @@ with warnings.catch_warnings():
 BLOCK, GROUP = 16, 8
 FLOAT8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [BLOCK, BLOCK]}
 WEIGHTS = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": GROUP}
-INT4 = {
-    "quant_method": "compressed-tensors",
-    "format": "pack-quantized",
-    "config_groups": {"group_0": {"weights": WEIGHTS, "input_activations": None, "targets": ["Linear"]}},
-}
+
+
+def int4_of(group):
+    weights = {**WEIGHTS, "group_size": group}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {"group_0": {"weights": weights, "input_activations": None, "targets": ["Linear"]}},
+    }
+
+
+INT4 = int4_of(GROUP)
 PROMPT = [7, 200, 31, 5, 5, 91, 120, 64, 33, 2, 250, 17, 18, 19, 20, 21, 22, 23]
 
 
@@ -47,15 +59,15 @@ def in_float8(name, matrix):
     return {name: stored, f"{name}_scale_inv": scale}, meant
 
 
-def in_int4(name, matrix):
+def in_int4(name, matrix, group=GROUP):
     rows, columns = matrix.shape
-    scale, meant = torch.zeros(rows, columns // GROUP), torch.zeros_like(matrix)
+    scale, meant = torch.zeros(rows, columns // group), torch.zeros(matrix.shape)
     words = [[0] * (columns // 8) for _ in range(rows)]
     for row in range(rows):
-        for first in range(0, columns, GROUP):
-            own = matrix[row, first : first + GROUP]
+        for first in range(0, columns, group):
+            own = matrix[row, first : first + group]
             step = float((own.abs().max() / 7).bfloat16())
-            scale[row, first // GROUP] = step
+            scale[row, first // group] = step
             for at, number in enumerate(own.tolist(), first):
                 level = max(-8, min(7, round(number / step)))
                 words[row][at // 8] |= (level + 8) << (4 * (at % 8))
@@ -134,8 +146,9 @@ def of_experts(name, tensor):
     return ".experts." in name
 
 
-def logits_of(directory, dtype="float32"):
-    runner = Runner(inspect(directory), EngineConfig(model=directory, dtype=dtype, kv_pool_tokens=64))
+def logits_of(directory, dtype="float32", kernels=True):
+    config = EngineConfig(model=directory, dtype=dtype, kv_pool_tokens=64, kernels=kernels)
+    runner = Runner(inspect(directory), config)
     params = SamplingParams(max_tokens=1, temperature=0.0, logprobs=0)
     choice = Choice(params, frozenset(), PROMPT[:1], 1, tuple(PROMPT[1:]))
     return runner.logits([Run(choice, 0, 1, [1, 2], ("one", 0))])
@@ -173,6 +186,65 @@ def test_kernels_pack_float8_too(tmp_path):
     with torch.inference_mode():
         wanted = oracle(torch.tensor([PROMPT])).logits[0]
     torch.testing.assert_close(logits_of(tmp_path), wanted, atol=1e-4, rtol=0)
+
+
+@pytest.fixture(scope="module")
+def wide_int4(tmp_path_factory):
+    """A checkpoint with experts in int4 groups of 32, and the model that its numbers stand for."""
+    torch.manual_seed(5)
+    config = transformers.MixtralConfig(
+        vocab_size=300,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        initializer_range=0.3,
+    )
+    directory = tmp_path_factory.mktemp("int4")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = transformers.MixtralForCausalLM(config).eval().bfloat16()
+        oracle = written(directory, model, partial(in_int4, group=32), int4_of(32), of_experts)
+    return directory, oracle
+
+
+def test_int4_keeps_the_bits_of_the_checkpoint(wide_int4):
+    """Its experts are the same numbers, and no other matrix is rounded further."""
+    directory, oracle = wide_int4
+    checkpoint = inspect(directory)
+    assert settled(EngineConfig(model=directory), checkpoint).identity == "int4", "auto"
+    assert settled(EngineConfig(model=directory, device="cuda"), checkpoint).dtype == "bfloat16"
+    assert settled(EngineConfig(model=directory, weights="lossless"), checkpoint).dtype == "bfloat16"
+    runner = Runner(checkpoint, EngineConfig(model=directory, dtype="int4", kv_pool_tokens=64))
+    assert runner.packed is not None
+    kinds = {name: packed.kind for name, packed in runner.packed.matrices.items()}
+    assert {kind for name, kind in kinds.items() if name.count(".") == 2} == {"int4"}
+    assert {kind for name, kind in kinds.items() if name.count(".") < 2} == {"bfloat16"}
+    meant = dict(oracle.named_parameters())
+    for stack in all_stacks(checkpoint):
+        if kinds[stack.name] == "int4":
+            number, _, expert = stack.name.split(".")
+            name = f"model.layers.{number}.mlp.experts.{'gate_up' if 'gate_up' in stack.name else 'down'}_proj"
+            assert torch.equal(unpack(runner.packed.matrices[stack.name], stack.columns).t(), meant[name][int(expert)])
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+def test_and_computes_with_them(wide_int4, kernels):
+    directory, oracle = wide_int4
+    with torch.inference_mode():
+        wanted = oracle(torch.tensor([PROMPT])).logits[0]
+    found = logits_of(directory, "int4", kernels)
+    assert (found - wanted).abs().mean() < 0.02 * wanted.abs().mean(), "rows and KV are in bfloat16"
+
+
+def test_int4_of_other_groups_is_not_kept(tmp_path, drawn):
+    written(tmp_path, drawn, in_int4, INT4, of_experts)
+    assert settled(EngineConfig(model=tmp_path), inspect(tmp_path)).dtype == "float32"
+    with pytest.raises(ConfigError, match=r"dtype = 'int4': keeps groups of 32 numbers .*: use int8 or bfloat16"):
+        settled(EngineConfig(model=tmp_path, dtype="int4"), inspect(tmp_path))
 
 
 def test_the_grid_is_part_of_the_fingerprint(tmp_path, drawn):

@@ -32,6 +32,13 @@ def test_what_does_not_go_with_it_is_named(tiny):
         settled(EngineSettings(weights="lossless"), inspect(tiny))
 
 
+def test_int4_is_for_a_cpu():
+    with pytest.raises(ConfigError, match="dtype = 'int4': needs device cpu, not cuda: use int8 or bfloat16"):
+        EngineSettings(dtype="int4", device="cuda")
+    engine = EngineSettings(dtype="int4")
+    assert (engine.kv, engine.identity) == ("bfloat16", "int4")
+
+
 async def test_an_engine_has_it():
     async with Engine.open(EngineConfig(embedded("penstock-mini"), kv_pool_tokens=1024, threads=1)) as engine:
         assert engine.config.dtype == engine.spec.dtype == "bfloat16"

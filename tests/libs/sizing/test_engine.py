@@ -150,13 +150,42 @@ async def test_the_embedded_model_takes_what_is_planned(kv_dtype: str) -> None:
         assert rank.weights == engine.stats().weights_bytes + norms + table
 
 
-async def test_int8_takes_what_is_planned() -> None:
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+async def test_fewer_bits_take_what_is_planned(dtype: str) -> None:
     directory = embedded("penstock-mini")
-    (rank,) = planned(directory, "int8", "bfloat16").ranks
-    async with Engine.open(EngineConfig(model=directory, dtype="int8", kv_pool_tokens=1024)) as engine:
+    (rank,) = planned(directory, dtype, "bfloat16").ranks
+    async with Engine.open(EngineConfig(model=directory, dtype=dtype, kv_pool_tokens=1024)) as engine:
         model = engine.checkpoint.config
         others = (2 * model.n_layers + 1 + model.vocab_size) * model.hidden_size * 2
         assert rank.weights == engine.stats().weights_bytes + others
+
+
+def test_int4_checkpoints_take_what_is_planned(tmp_path: Path) -> None:
+    """On a CPU the experts are as large as on disk; where they are unpacked, as large as bfloat16."""
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
+    tiny = TinyModel("MixtralForCausalLM", hidden_size=64, intermediate_size=96, extra=experts)
+    directory = write_checkpoint(tmp_path / "model", tiny)
+    stored = load_file(directory / "model.safetensors")
+    for name in [name for name in stored if ".experts." in name]:
+        rows, columns = stored.pop(name).shape
+        stored[f"{name}_packed"] = torch.zeros(rows, columns // 8, dtype=torch.int32)
+        stored[f"{name}_scale"] = torch.ones(rows, columns // 32, dtype=torch.bfloat16)
+        stored[f"{name}_shape"] = torch.tensor([rows, columns])
+    save_file(stored, directory / "model.safetensors")
+    values = read_object(directory / "config.json")
+    group = {"weights": {"num_bits": 4, "group_size": 32}}
+    how = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"all": group}}
+    (directory / "config.json").write_text(json.dumps({**values, "quantization_config": how}))
+    checkpoint = inspect(directory)
+    runner = Runner(checkpoint, EngineConfig(model=directory, kv_pool_tokens=64))
+    assert runner.packed is not None
+    model = checkpoint.config
+    taken = sum(packed.data.nbytes for name, packed in runner.packed.matrices.items() if packed.kind == "int4")
+    assert taken == planned(directory, "int4", "bfloat16").ranks[0].experts
+    assert model.experts is not None
+    whole = model.n_layers * model.experts.count * 3 * model.hidden_size * model.experts.intermediate_size
+    assert taken == whole * 9 // 16
+    assert planned(directory, "bfloat16", "bfloat16").ranks[0].experts == 2 * whole
 
 
 def test_quantised_checkpoints_are_unpacked(tmp_path: Path) -> None:

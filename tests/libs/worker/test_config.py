@@ -63,7 +63,7 @@ def test_defaults_are_what_they_were():
 @pytest.mark.parametrize(
     ("option", "value", "says"),
     [
-        ("dtype", "int3", "dtype = 'int3': must be auto, float32, bfloat16, int8 or float8"),
+        ("dtype", "int3", "dtype = 'int3': must be auto, float32, bfloat16, int8, int4 or float8"),
         ("kv_dtype", "int4", "kv_dtype = 'int4': must be float32, bfloat16 or int8"),
         ("weights", "gzip", "weights = 'gzip': must be auto, plain or lossless"),
         ("threads", -1, "threads = -1: must be 0 to 1024"),

@@ -144,7 +144,7 @@ def test_a_refusal_is_one_line() -> None:
         (("penstock-mini", "--gpus", "5000"), "gpus = 5000: must be 4096 or less"),
         (("penstock-mini", "--context", "9000"), "context = 9000: must be at most 8192, the model's own limit"),
         (("penstock-mini", "--streams", "0"), "streams = 0: must be more than 0"),
-        (("penstock-mini", "--dtype", "int3"), "dtype = 'int3': must be auto, float32, bfloat16, int8 or float8"),
+        (("penstock-mini", "--dtype", "int3"), "dtype = 'int3': must be auto, float32, bfloat16, int8, int4 or float8"),
         (("penstock-mini", "--kv-dtype", "int4"), "kv_dtype = 'int4': must be float32, bfloat16 or int8"),
         (("penstock-mini", "--reserve", "80GiB"), "reserve = 85899345920: must be less than gpu_memory"),
         (("penstock-mini", "--sync-us", "-1"), "sync_us = -1.0: must be 0 or more"),

@@ -183,7 +183,7 @@ def test_a_gguf_file_holds_the_same_weights(tmp_path):
     from safetensors.torch import load_file
 
     directory = checkpoint(TINY, tmp_path)
-    for kind in ("bfloat16", "int8"):
+    for kind in ("bfloat16", "int8", "int4"):
         write(directory, directory / f"{kind}.gguf", kind)
     weights = load_file(directory / "model.safetensors")
     plain = {tensor.name: tensor for tensor in gguf.GGUFReader(directory / "bfloat16.gguf").tensors}
@@ -197,6 +197,8 @@ def test_a_gguf_file_holds_the_same_weights(tmp_path):
     rounded = next(t for t in gguf.GGUFReader(directory / "int8.gguf").tensors if t.name == "blk.0.ffn_up.weight")
     back = torch.from_numpy(gguf.quants.dequantize(rounded.data, rounded.tensor_type))
     assert (back - weights["model.layers.0.mlp.up_proj.weight"].float()).abs().max() < 0.02 * 4 / 127
+    fewer = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(directory / "int4.gguf").tensors}
+    assert (fewer["blk.0.ffn_up.weight"], fewer["token_embd.weight"]) == ("Q4_0", "Q8_0")
     config = json.loads((directory / "config.json").read_text())
     field = gguf.GGUFReader(directory / "bfloat16.gguf").fields["llama.rope.freq_base"]
     assert float(field.parts[field.data[0]][0]) == config["rope_theta"]

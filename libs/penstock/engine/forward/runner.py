@@ -29,11 +29,12 @@ from penstock.engine.kernels.cpu.machine import Machine
 from penstock.engine.kernels.cpu.matrix import PackedMatrix
 from penstock.engine.kernels.cpu.meeting import SharedGroup
 from penstock.engine.kernels.cpu.shapes import misfit
-from penstock.engine.kernels.rounding import dequantised
+from penstock.engine.kernels.rounding import degrouped, dequantised, grouped, keeps_groups, kind_of
 from penstock.engine.layers.adapters import AdapterWeights
 from penstock.engine.layers.embedding import Embedding, StoredTable
 from penstock.engine.layers.linear import Matrix
-from penstock.engine.layers.stacks import Stack, as_it_is
+from penstock.engine.layers.stacks import Keep, Stack, as_it_is
+from penstock.engine.layers.stored import numbers, read_tensor
 from penstock.engine.layers.weights import Weights
 from penstock.engine.models.decoder import Decoder
 from penstock.engine.models.loading import load_weights
@@ -55,10 +56,13 @@ _WEIGHTS = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "int8": torch.bfloat16,
+    "int4": torch.bfloat16,
     "float8": torch.bfloat16,
 }
-"""The type in which weights are loaded (8 bits are rounded from it), and in which a CUDA device computes."""
+"""The type in which weights are loaded (fewer bits are rounded from it), and in which a CUDA device computes."""
 CACHE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
+_ROUNDED = ("int8", "int4")
+"""Where there are no kernels, torch computes with these in float32."""
 _BYTES_PER_THREAD = 16 << 20
 """Weight bytes that justify one more thread, which costs five barriers per layer."""
 _CPU = torch.device("cpu")
@@ -195,9 +199,10 @@ class Runner:
     def _load(self, checkpoint: Checkpoint, config: EngineConfig) -> None:
         model, kept = checkpoint.config, _WEIGHTS[config.dtype]
         machine = _machine(checkpoint, config) if config.kernels else None
-        compute = kept if machine is None and config.dtype != "int8" else torch.float32  # as the kernels, and int8
+        rounds = config.dtype in _ROUNDED
+        compute = kept if machine is None and not rounds else torch.float32  # as the kernels
         if machine is None:
-            keep = _rounded if config.dtype == "int8" else as_it_is
+            keep = _rounded(config.dtype, checkpoint.stores_int4) if rounds else as_it_is
             table = None if checkpoint.part is None else StoredTable(checkpoint.tensors[EMBEDDING])
             weights = load_weights(checkpoint, kept, _CPU, keep=keep, compute=compute, table=table)
         else:
@@ -519,9 +524,24 @@ def _weight_bytes(checkpoint: Checkpoint) -> int:
     return size * len(checkpoint.layers) // (checkpoint.config.n_layers * checkpoint.part.rank.ranks)
 
 
-def _rounded(_: Stack, matrix: Callable[[], Tensor], bias: Tensor | None) -> tuple[Matrix, Tensor | None]:
-    """Rounds the matrix to values that int8 can represent."""
-    return dequantised(matrix()), None if bias is None else bias.float()
+def _rounded(dtype: str, stored: bool) -> Keep:
+    """Keeps matrices in float32, as the numbers for which the kernels' own would stand, see `kind_of`."""
+
+    def meant(stack: Stack, matrix: Callable[[], Tensor]) -> Tensor:
+        match kind_of(stack, dtype, stored):
+            case "int8":
+                return dequantised(matrix())
+            case "int4" if keeps_groups(stack):
+                return stack.joined(lambda part: numbers(part, read_tensor))
+            case "int4":
+                return degrouped(*grouped(matrix()))
+            case _:
+                return matrix().float()
+
+    def keep(stack: Stack, matrix: Callable[[], Tensor], bias: Tensor | None) -> tuple[Matrix, Tensor | None]:
+        return meant(stack, matrix), None if bias is None else bias.float()
+
+    return keep
 
 
 def _choices(run: Run) -> list[Choice]:

@@ -20,6 +20,7 @@ from penstock.engine.kernels.cpu.packed import Packed
 from penstock.engine.kernels.cpu.packed_cache import PackedCache
 from penstock.engine.kernels.cpu.packed_file import PAGE, Record, finish, packed_of, record_of, write_bytes
 from penstock.engine.kernels.cpu.packing import Packer, pack_slices, plan, sliced
+from penstock.engine.kernels.rounding import kind_of
 from penstock.engine.layers.stacks import Stack
 from penstock.engine.layers.stored import numbers, read_tensor
 from penstock.engine.models.loading import all_stacks
@@ -54,14 +55,16 @@ class PackedWeights:
 def packed_weights(
     checkpoint: Checkpoint, kind: str, dtype: torch.dtype, threads: int, cache_bytes: int
 ) -> PackedWeights:
-    """The matrices of `checkpoint`, packed as `kind`.
+    """The matrices of `checkpoint`, packed as `kind_of` says.
 
     They are kept on disk for the next start and for others, in a cache of at most `cache_bytes`. `dtype` is the
     type to which they are rounded first; only kinds that packing.cpp doesn't know need it. Raises CheckpointError and
     NotBuilt.
     """
     begin = time.monotonic()
-    job = _Job(list(all_stacks(checkpoint)), kind, dtype, threads, Packer())
+    stacks = list(all_stacks(checkpoint))
+    kinds = {stack.name: kind_of(stack, kind, checkpoint.stores_int4) for stack in stacks}
+    job = _Job(stacks, kinds, dtype, threads, Packer())
     if cache_bytes and job.nbytes >= SMALL_BYTES:
         try:
             directory = cache_directory("packed")
@@ -91,35 +94,38 @@ def _name(checkpoint: Checkpoint, kind: str) -> str:
 class _Job:
     """Packs a list of matrices, in memory or into a file."""
 
-    def __init__(self, stacks: Sequence[Stack], kind: str, dtype: torch.dtype, threads: int, packer: Packer) -> None:
+    def __init__(
+        self, stacks: Sequence[Stack], kinds: Mapping[str, str], dtype: torch.dtype, threads: int, packer: Packer
+    ) -> None:
+        """`kinds` are those of the stacks, by name."""
         self._stacks = stacks
-        self._kind = kind
+        self._kinds = kinds
         self._dtype = dtype
         self._threads = threads
         self.packer = packer
-        self._sliced = all(sliced(stack, kind) for stack in stacks)
+        self._sliced = all(sliced(stack, kinds[stack.name]) for stack in stacks)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the packed matrices; the stored size when the packed size is not known in advance."""
         if self._sliced:
-            return plan(self._stacks, self._kind, 0)[1]
+            return plan(self._stacks, self._kinds, 0)[1]
         return sum(part.nbytes for stack in self._stacks for part in stack.parts)
 
     def in_memory(self) -> dict[str, Packed]:
         if self._sliced:
-            return self._slices_in_memory(self._stacks, self._kind)
+            return self._slices_in_memory(self._stacks, self._kinds)
         return {stack.name: self._whole(stack) for stack in self._stacks}
 
     def to_file(self, file: int) -> None:
         records: dict[str, Record] = {}
         if self._sliced:
-            records, end = plan(self._stacks, self._kind, PAGE)
+            records, end = plan(self._stacks, self._kinds, PAGE)
 
             def write(at: int, piece: Tensor) -> None:
                 write_bytes(file, at, piece)
 
-            pack_slices(self.packer, self._stacks, records, self._kind, threads=self._threads, write=write)
+            pack_slices(self.packer, self._stacks, records, threads=self._threads, write=write)
         else:
             end = PAGE
             for stack in self._stacks:  # one matrix at a time in memory
@@ -128,20 +134,23 @@ class _Job:
                     write_bytes(file, place.at, tensor)
         finish(file, records, end, lambda content: self.packer.checksums(content, self._threads))
 
-    def _slices_in_memory(self, stacks: Sequence[Stack], kind: str) -> dict[str, Packed]:
-        records, end = plan(stacks, kind, 0)
+    def _slices_in_memory(self, stacks: Sequence[Stack], kinds: Mapping[str, str]) -> dict[str, Packed]:
+        records, end = plan(stacks, kinds, 0)
         content = anonymous(end)
 
         def write(at: int, piece: Tensor) -> None:
             content[at : at + piece.numel()].copy_(piece)
 
-        pack_slices(self.packer, stacks, records, kind, threads=self._threads, write=write)
+        pack_slices(self.packer, stacks, records, threads=self._threads, write=write)
         return {name: packed_of(record, content) for name, record in records.items()}
 
     def _whole(self, stack: Stack) -> Packed:
-        if self._kind == "lossless" and sliced(stack, "bfloat16"):
-            return compressed(library(), self._slices_in_memory([stack], "bfloat16")[stack.name])
-        return pack(stack.joined(self._read), self._kind)
+        name, kind = stack.name, self._kinds[stack.name]
+        if kind == "lossless" and sliced(stack, "bfloat16"):
+            return compressed(library(), self._slices_in_memory([stack], {name: "bfloat16"})[name])
+        if sliced(stack, kind):
+            return self._slices_in_memory([stack], {name: kind})[name]
+        return pack(stack.joined(self._read), kind)
 
     def _read(self, part: TensorInfo) -> Tensor:
         return numbers(part, read_tensor).to(self._dtype)

@@ -81,10 +81,12 @@ def sessions(quick: bool) -> list[Sitting]:
     """All of them. `quick` leaves out what takes longest."""
     bfloat16 = (Subject(OURS), *(Subject(peer) for peer in PEERS))
     int8 = (Subject(OURS, "int8"), Subject("llamacpp", "int8"))
+    int4 = (Subject(OURS, "int4"), Subject(OURS, "int8"), Subject("llamacpp", "int4"))
     return [
         Sitting(SMALL, bfloat16, _QUICK_SMALL if quick else _SMALL),
         Sitting(BIG, bfloat16[:3] if quick else bfloat16, _QUICK_BIG if quick else _BIG),
         Sitting(BIG, int8, (_QUICK_BIG if quick else _BIG)[:1]),
+        Sitting(BIG, int4, (_QUICK_BIG if quick else _BIG)[:2]),
     ]
 
 

@@ -27,6 +27,7 @@ _SUBJECTS = {
     "float32": ("float32", True),
     "bfloat16": ("bfloat16", True),
     "int8": ("int8", True),
+    "int4": ("int4", True),
 }
 """Weights, and whether the C++ steps are used."""
 _PROMPT_TOKENS = 64

@@ -40,13 +40,22 @@ async def measure(quick: bool) -> BenchReport:
 def _decoding(rows: list[CellRow], places: Places) -> list[Figure]:
     """What else there is to say of decoding alone."""
     big, small = (weight_bytes(checkpoint(shape, places.models)) for shape in (BIG, SMALL))
-    rivals = [row for row in rows if (row.cell, row.subject.name) == ("decode_b1", "llamacpp int8")]
+
+    def beside(id: str, cell: str, name: str, goal: float | None) -> Figure:
+        """Our first subject of a sitting : another one of it."""
+        wanted = (BIG.name, cell, name)
+        others = [row for row in rows if (row.shape, row.cell, row.subject.name) == wanted and row.samples != row.first]
+        return figures.beside_best(id, others, goal)
 
     def share(id: str, shape: LlamaShape, name: str, weights: int, goal: float | None = None) -> Figure:
         return figures.beside_memory(id, figures.find(rows, shape.name, "decode_b1", name), weights, goal)
 
     return [
-        figures.beside_best("decode_b1_1b_int8_vs_llamacpp", rivals, 1.0),
+        beside("decode_b1_1b_int8_vs_llamacpp", "decode_b1", "llamacpp int8", 1.0),
+        beside("decode_b1_1b_int4_vs_llamacpp", "decode_b1", "llamacpp int4", 1.0),
+        beside("decode_b8_1b_int4_vs_llamacpp", "decode_b8", "llamacpp int4", None),
+        beside("decode_b1_1b_int4_vs_int8", "decode_b1", f"{OURS} int8", 1.5),
+        beside("decode_b8_1b_int4_vs_int8", "decode_b8", f"{OURS} int8", 1.0),
         share("decode_b1_1b_bf16_vs_bandwidth", BIG, OURS, big, 0.85),
         share("decode_b1_1b_bf16_llamacpp_vs_bandwidth", BIG, "llamacpp", big),
         share("decode_b1_1b_bf16_openvino_vs_bandwidth", BIG, "openvino", big),

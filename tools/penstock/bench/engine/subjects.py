@@ -27,7 +27,7 @@ class Subject:
     engine: str
     """`OURS` or one of `PEERS`."""
     kind: str = "bfloat16"
-    """bfloat16, int8, or ours alone: lossless."""
+    """bfloat16, int8, int4, or ours alone: lossless."""
 
     @property
     def name(self) -> str:
@@ -36,7 +36,7 @@ class Subject:
     @property
     def memory(self) -> float:
         """Its memory as a multiple of the bfloat16 weights, at most: some engines also keep float32 copies."""
-        return {"int8": 0.6, "lossless": 0.8}.get(self.kind, 1.0) * _WIDTHS.get(self.engine, 1.0)
+        return {"int8": 0.6, "int4": 0.4, "lossless": 0.8}.get(self.kind, 1.0) * _WIDTHS.get(self.engine, 1.0)
 
 
 @dataclass(frozen=True, slots=True)

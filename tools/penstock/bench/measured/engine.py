@@ -7,6 +7,10 @@ from penstock.bench.measured.results import Line, Results, table
 _LINES = (
     Line("decode_b1_1b_bf16_vs_best", "decode alone, 1B bf16 : best peer"),
     Line("decode_b1_1b_int8_vs_llamacpp", "decode alone, 1B int8 : llama.cpp q8_0"),
+    Line("decode_b1_1b_int4_vs_llamacpp", "decode alone, 1B int4 : llama.cpp q4_0"),
+    Line("decode_b8_1b_int4_vs_llamacpp", "decode of 8, 1B int4 : llama.cpp q4_0"),
+    Line("decode_b1_1b_int4_vs_int8", "decode alone, 1B int4 : our own int8"),
+    Line("decode_b8_1b_int4_vs_int8", "decode of 8, 1B int4 : our own int8"),
     Line("decode_b1_1b_bf16_vs_bandwidth", "decode alone, 1B bf16 : reading the weights"),
     Line("decode_b1_135m_bf16_vs_best", "decode alone, 135M bf16 : best peer"),
     Line("decode_b8_1b_bf16_vs_best", "decode of 8, 1B : best peer"),

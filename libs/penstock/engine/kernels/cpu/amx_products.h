@@ -271,4 +271,43 @@ void multiply_tiles(const Linear &matrix, int panel, int count, const float *x, 
   }
 }
 
+// The same for INT4: a tile is a group of each column, and its products are multiplied by the group's scales before
+// they are added to the sums.
+inline void multiply_groups(const Linear &matrix, int panel, int count, const float *x, const Blocks &blocks,
+                            float *room, float *sums) {
+  static_assert(kTileInputs == kGroup);
+  TileShapes shapes;
+  auto *const made = reinterpret_cast<char *>(room);
+  Floats scale[kStretch / kTileInputs];
+  alignas(64) float products[kTileRows][kLanes];
+  for (int p = 0; p < count; ++p)
+    for (int from = 0; from < matrix.inputs; from += kStretch) {
+      const int inputs = std::min(matrix.inputs - from, kStretch), tiles = (inputs + kTileInputs - 1) / kTileInputs;
+      Reader<INT4> reader(matrix, panel + p, from);
+      for (int t = 0; t < tiles; ++t) {
+        fill_tile(reader, std::min(inputs - t * kTileInputs, kTileInputs), made + t * kTileBytes);
+        scale[t] = reader.scale;
+      }
+      for (int block = 0; block < blocks.count; ++block) {
+        const int first = blocks.first(block), size = blocks.size(block);
+        const char *rows =
+            reinterpret_cast<const char *>(x + first * packed_width(matrix.inputs)) + int64_t(from) * size * 2;
+        shape_for(shapes, size);
+        for (int t = 0; t < tiles; ++t) {
+          tile_zero<0>();
+          tile_load<4>(rows + int64_t(t) * size * 64, 64);
+          tile_load<6>(made + t * kTileBytes, 64);
+          tile_add<0, 4, 6>();
+          tile_store<0>(products, 64);
+          for (int r = 0; r < size; ++r) {
+            float *to = sums + (int64_t(first + r) * kGang + p) * kLanes;
+            Floats sum = from + t == 0 ? Floats{} : Floats::load(to);
+            sum.add(Floats::load(products[r]), scale[t]);
+            sum.store(to);
+          }
+        }
+      }
+    }
+}
+
 }  // namespace penstock

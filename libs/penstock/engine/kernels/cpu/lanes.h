@@ -1,5 +1,7 @@
 // Sixteen floats at a time, in as many registers as the processors of this build need for them.
 #pragma once
+#include <array>
+#include <bit>
 #include <cstdint>
 #include <cstring>
 #if defined(__AVX2__)
@@ -241,6 +243,30 @@ inline Pairs restore(const char *at, const uint8_t *parts) {
   return Pairs::load(pairs);
 #endif
 }
+
+// The numbers of one pair of inputs of INT4, from -8 to 7: those of pair i lie in the bits from 4 i and from 16 + 4 i
+// on of 16 words.
+inline void four_bits(const char *words, int pair, Floats &even, Floats &odd) {
+  EACH {
+    WordPart both;
+    std::memcpy(&both, words + i * kWidth * 4, sizeof both);
+    even.part[i] = __builtin_convertvector((IntPart)(both << (28 - 4 * pair)) >> 28, FloatPart);
+    odd.part[i] = __builtin_convertvector((IntPart)(both << (12 - 4 * pair)) >> 28, FloatPart);
+  }
+}
+
+#if defined(__AVX512BF16__)
+// The same as pairs of bfloat16.
+inline Pairs four_bits(const char *words, int pair) {
+  static constexpr auto kNumbers = [] {
+    std::array<uint16_t, 32> found{};  // twice, because an index has five bits, of which the last is another pair's
+    for (int i = 0; i < 32; ++i) found[i] = uint16_t(std::bit_cast<uint32_t>(float(i % 16 - i / 8 % 2 * 16)) >> 16);
+    return found;
+  }();
+  const auto index = (__m512i)(Pairs::load(words).part[0] >> 4 * pair);
+  return {{(WordPart)_mm512_permutexvar_epi16(index, _mm512_loadu_si512(kNumbers.data()))}};
+}
+#endif
 
 #if defined(__AVX512BW__)
 // Restores two pairs at once and writes them to `to`.

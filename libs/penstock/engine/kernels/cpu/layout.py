@@ -24,6 +24,7 @@ class Kind(IntEnum):
     INT8 = 2  # with scales
     LOSSLESS = 3  # packed matrices only: bfloat16 in 12 bits, see lossless.py
     FLOAT16 = 4  # stored matrices only
+    INT4 = 5  # packed matrices only: with a scale for each group, see pack.py
 
     @classmethod
     def of(cls, name: object) -> Kind:
@@ -263,6 +264,7 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "lossless_sizes": (None, _WORDS, c_int32, c_int32, _INDEX, pointer("int64_t")),
     "compress": (None, _WORDS, c_int32, c_int32, _INDEX, pointer("const int64_t"), pointer("uint8_t")),
     "pack": (None, BYTES, c_int64, c_int32, c_int32, c_int32, ROOM, FLOAT_ROOM, BYTES),
+    "regroup": (None, BYTES, c_int64, c_int32, _WORDS, ROOM),
     "checksum": (None, BYTES, c_int64, c_int64, pointer("uint64_t")),
     "read": (c_double, BYTES, c_int64, c_int32, c_int32, pointer("uint64_t")),
     "draw": (

@@ -54,7 +54,7 @@ class PackedMatrix:
 
     @property
     def kind(self) -> str:
-        """How its numbers are kept: float32, bfloat16, int8 or lossless."""
+        """How its numbers are kept: float32, bfloat16, int8, int4 or lossless."""
         return self.packed.kind
 
     def columns(self, first: int, last: int) -> PackedMatrix:

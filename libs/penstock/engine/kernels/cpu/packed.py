@@ -15,7 +15,7 @@ class Packed:
     """A packed matrix. `data` is contiguous [panels, ...]."""
 
     kind: str
-    """float32, bfloat16, int8, or lossless (see lossless.py)."""
+    """float32, bfloat16, int8, int4, or lossless (see lossless.py)."""
     inputs: int
     outputs: int
     """Rounded up to whole panels; the added columns are zero."""

@@ -178,10 +178,63 @@ template <Kind stored> void pack_int8(const char *const *rows, int in, int8_t *o
   }
 }
 
+constexpr int kGroup = 32, kLine = 8;  // inputs in a group of INT4, and in the words of one line
+constexpr int kGroupBytes = kLanes * (2 + kGroup / 2);
+
+// Brings the eight numbers of a word, the first in the lowest bits, to where `four_bits` reads them.
+inline uint32_t paired(uint32_t word) {
+  auto gather = [](uint32_t some) {  // every other nibble, from the lowest on
+    some = (some | some >> 4) & 0x00ff00ff;
+    return (some | some >> 8) & 0xffff;
+  };
+  return gather(word & 0x0f0f0f0f) | gather(word >> 4 & 0x0f0f0f0f) << 16;
+}
+
+// Writes a group: `scale` gives that of a lane, and `number` the four bits of a lane's input.
+template <class Scale, class Number> inline void write_group(Scale scale, Number number, char *out) {
+  for (int lane = 0; lane < kLanes; ++lane) {
+    const uint16_t own = scale(lane);
+    std::memcpy(out + lane * 2, &own, 2);
+    for (int line = 0; line < kGroup / kLine; ++line) {
+      uint32_t word = 0;
+      for (int i = 0; i < kLine; ++i) word |= number(lane, line * kLine + i) << 4 * i;
+      word = paired(word);
+      std::memcpy(out + kLanes * 2 + (line * kLanes + lane) * 4, &word, 4);
+    }
+  }
+}
+
+// The numbers are rounded to bfloat16 first, as for int8.
+template <Kind stored> void pack_int4(const char *const *rows, int in, char *out) {
+  constexpr float kRound = 0x1.8p23f;  // as in pack_int8
+  auto weight = [&](int lane, int i) { return from_bits(uint32_t(rounded<stored>(rows[lane], i)) << 16); };
+  for (int first = 0; first < in; first += kGroup, out += kGroupBytes) {
+    const int some = std::min(kGroup, in - first);
+    uint16_t scale[kLanes];
+    float step[kLanes];
+    for (int lane = 0; lane < kLanes; ++lane) {
+      uint32_t most = 0;
+      for (int i = 0; i < some; ++i) most = std::max(most, to_bits(weight(lane, first + i)) & 0x7fffffff);
+      scale[lane] = to_bf16(from_bits(most) / 7.5f);
+      step[lane] = scale[lane] == 0 ? 1.0f : from_bits(uint32_t(scale[lane]) << 16);
+    }
+    auto number = [&](int lane, int i) {
+      if (i >= some) return 0u;
+      const float shifted = weight(lane, first + i) / step[lane] + kRound;
+      return uint32_t(std::clamp(int32_t(to_bits(shifted) - to_bits(kRound)), -8, 7)) & 15;
+    };
+    write_group([&](int lane) { return scale[lane]; }, number, out);
+  }
+}
+
 template <Kind stored>
 void pack(const char *data, int64_t count, int in, Kind kind, char *out, float *scale, const char *zeros) {
   const int64_t row_bytes = int64_t(in) * (stored == FLOAT32 ? 4 : 2);
-  const int64_t panel_bytes = int64_t(in) * kLanes * (kind == FLOAT32 ? 4 : kind == BFLOAT16 ? 2 : 1);
+  const int64_t panel_bytes = kind == INT4 ? int64_t(in + kGroup - 1) / kGroup * kGroupBytes
+                                           : int64_t(in) * kLanes *
+                                                 (kind == FLOAT32    ? 4
+                                                  : kind == BFLOAT16 ? 2
+                                                                     : 1);
   for (int64_t first = 0; first < count; first += kLanes, out += panel_bytes, scale += kLanes) {
     const char *rows[kLanes];
     for (int lane = 0; lane < kLanes; ++lane)
@@ -189,6 +242,7 @@ void pack(const char *data, int64_t count, int in, Kind kind, char *out, float *
     if (kind == FLOAT32) pack_f32<stored>(rows, in, reinterpret_cast<uint32_t *>(out));
     if (kind == BFLOAT16) pack_bf16<stored>(rows, in, reinterpret_cast<uint32_t *>(out));
     if (kind == INT8) pack_int8<stored>(rows, in, reinterpret_cast<int8_t *>(out), scale);
+    if (kind == INT4) pack_int4<stored>(rows, in, out);
   }
 }
 
@@ -211,6 +265,23 @@ void penstock_pack(const void *rows, int64_t count, int32_t in, int32_t stored, 
     case BFLOAT16: return pack<BFLOAT16>(data, count, in, Kind(kind), to, scale, none);
     default: return pack<FLOAT16>(data, count, in, Kind(kind), to, scale, none);
   }
+}
+
+// Packs `count` rows of `in` numbers that are stored in 4 bits (`in` is even), each as number + 8, as INT4 without
+// changing one. `scale` has that of each group of each row, in bfloat16.
+void penstock_regroup(const void *rows, int64_t count, int32_t in, const uint16_t *scale, void *out) {
+  const int groups = (in + kGroup - 1) / kGroup;
+  const auto *data = static_cast<const uint8_t *>(rows);
+  auto *to = static_cast<char *>(out);
+  for (int64_t first = 0; first < count; first += kLanes)
+    for (int at = 0; at < groups; ++at, to += kGroupBytes)
+      write_group([&](int lane) { return first + lane < count ? scale[(first + lane) * groups + at] : uint16_t(0); },
+                  [&](int lane, int i) {
+                    const int input = at * kGroup + i;
+                    if (first + lane >= count || input >= in) return 0u;
+                    return (data[(first + lane) * (in / 2) + input / 2] >> input % 2 * 4 & 15u) ^ 8;
+                  },
+                  to);
 }
 
 // Computes one number for each block of `block` bytes, and one for the rest behind the last whole block. `bytes` and

@@ -7,8 +7,11 @@
 
 namespace penstock {
 
-constexpr int kGroup = 32;                            // inputs in a group of a lossless panel
-constexpr int kGroupBytes = 48, kVerbatimBytes = 64;  // bytes of a pair of inputs
+constexpr int kGroup = 32;                            // inputs in a group of a panel of LOSSLESS or INT4
+constexpr int kGroupBytes = 48, kVerbatimBytes = 64;  // bytes of a pair of inputs of LOSSLESS
+constexpr int kScaleBytes = 32;                       // of a group of INT4: a bfloat16 for each column
+constexpr int kLinePairs = 4, kLineBytes = 64;        // pairs of inputs of INT4 that lie in the same words; their bytes
+constexpr int kLines = kGroup / 2 / kLinePairs;       // in a group
 
 // Prefetches what follows a little later in a panel, also across the end of a page of memory, where the processor's own
 // prefetching stops.
@@ -19,9 +22,12 @@ template <int bytes> inline void prefetch(const char *at) {
 template <Kind kind> struct Reader;
 
 struct Plain {
-  static constexpr int kRun = INT_MAX;  // inputs that can be read after one call of `enter`
+  static constexpr int kRun = INT_MAX;    // inputs that can be read after one call of `enter`
+  static constexpr int kLine = 1;         // pairs that can be read after one call of `line`
+  static constexpr bool kScaled = false;  // whether what is read is to be multiplied by `scale`
   const char *at;
   inline void enter() {}
+  inline void line() {}
   static inline const char *panel(const Linear &matrix, int panel, int pair_bytes) {
     return static_cast<const char *>(matrix.data) + int64_t(panel) * (matrix.inputs / 2) * pair_bytes;
   }
@@ -69,7 +75,8 @@ template <> struct Reader<INT8> : Plain {
 
 // A panel begins with one bit for each group, which is set if the group is verbatim; see lossless.py.
 template <> struct Reader<LOSSLESS> {
-  static constexpr int kRun = kGroup;
+  static constexpr int kRun = kGroup, kLine = 1;
+  static constexpr bool kScaled = false;
   const char *at;
   const uint8_t *bits, *parts;
   int group;
@@ -88,6 +95,7 @@ template <> struct Reader<LOSSLESS> {
     verbatim = bits[group / 8] >> group % 8 & 1;
     ++group;
   }
+  inline void line() {}
   inline void ahead() const { prefetch<kGroupBytes>(at); }
   inline Pairs next() {
     if (__builtin_expect(verbatim, 0)) {
@@ -107,6 +115,59 @@ template <> struct Reader<LOSSLESS> {
   }
 #endif
   inline void next(Floats &even, Floats &odd) { next().split(even, odd); }
+};
+
+// A panel is whole groups: its scales, then lines of words, see pack.py. What is read are the numbers, which are exact
+// in bfloat16.
+template <> struct Reader<INT4> {
+  static constexpr int kRun = kGroup, kLine = kLinePairs, kBytes = kScaleBytes + kLines * kLineBytes;
+  static constexpr bool kScaled = true;
+  const char *at;     // the next group
+  const char *words;  // the next line of the group that was entered
+  int pair;           // the next one in it
+  Floats scale;       // of the group
+
+  Reader() = default;
+  Reader(const Linear &matrix, int number, int from) {
+    const int64_t groups = (matrix.inputs + kGroup - 1) / kGroup;
+    at = static_cast<const char *>(matrix.data) + (number * groups + from / kGroup) * kBytes;
+  }
+  inline void enter() {
+    scale = Floats::load(reinterpret_cast<const uint16_t *>(at));
+    words = at + kScaleBytes, pair = 0, at += kBytes;
+  }
+  inline void line() { pair = 0; }  // says what is so anyway, and the compiler knows it then
+  inline void ahead() const {
+    if (pair == 0) prefetch<kLineBytes>(words);
+  }
+  inline void next(Floats &even, Floats &odd) { four_bits(words, pair, even, odd), step(); }
+#if defined(__AVX512BF16__)
+  inline Pairs next() {
+    const Pairs both = four_bits(words, pair);
+    step();
+    return both;
+  }
+#endif
+
+ private:
+  inline void step() {
+    if (++pair == kLinePairs) pair = 0, words += kLineBytes;
+  }
+};
+
+// Numbers of INT4 that were unpacked to `kind`; their scales are where they were.
+template <Kind kind> struct Numbers : Reader<kind> {
+  static constexpr int kRun = kGroup;
+  static constexpr bool kScaled = true;
+  const char *group;  // the next one
+  Floats scale;
+
+  Numbers() = default;
+  Numbers(const float *room, const Reader<INT4> &packed) : Reader<kind>(room), group(packed.at) {}
+  inline void enter() {
+    scale = Floats::load(reinterpret_cast<const uint16_t *>(group));
+    group += Reader<INT4>::kBytes;
+  }
 };
 
 }  // namespace penstock

@@ -7,6 +7,7 @@
 #endif
 
 #include <algorithm>
+#include <type_traits>
 
 namespace penstock {
 
@@ -19,66 +20,79 @@ constexpr int kPanels = [] {
   return fit >= 8 ? 8 : fit >= 4 ? 4 : fit >= 2 ? 2 : 1;
 }();
 
-// Adds the products of R rows and P panels to `sums`. `x` is a packed block of floats, or of pairs of bfloat16.
-template <Kind kind, bool pairs, int R, int P>
-void add(Reader<kind> *panels, int inputs, const float *x, float *sums, bool fresh) {
+// Adds the products of R rows and P panels to `sums`. `x` is a packed block of floats, or of pairs of bfloat16. Where
+// groups have scales, each group's sum is multiplied by its own.
+template <class Panel, bool pairs, int R, int P>
+void add(Panel *panels, int inputs, const float *x, float *sums, bool fresh) {
   // The number of panels whose weights are in registers at once. Where sums take most registers, the rows' numbers are
   // loaded one after the other.
   constexpr int together = kWidth < 16 || R < 5 ? 1 : pairs ? P : P < 2 ? P : 2;
-  Floats sum[R][P];
-  Reader<kind> panel[P];
+  Floats sum[R][P], group[R][P];
+  Floats(&own)[R][P] = Panel::kScaled ? group : sum;
+  Panel panel[P];
   for (int p = 0; p < P; ++p) panel[p] = panels[p];
   for (int r = 0; r < R; ++r)
     for (int p = 0; p < P; ++p) sum[r][p] = fresh ? Floats{} : Floats::load(sums + (r * kGang + p) * kLanes);
   for (int k = 0; k < inputs;) {
-    const int stop = inputs - k > Reader<kind>::kRun ? k + Reader<kind>::kRun : inputs;
+    const int stop = inputs - k > Panel::kRun ? k + Panel::kRun : inputs;
     for (int p = 0; p < P; ++p) panel[p].enter();
-    for (; k < stop; k += 2, x += pairs ? R : 2 * R)
-      for (int first = 0; first < P; first += together) {
-        Pairs weights[together];
-        Floats even[together], odd[together];
-        for (int p = 0; p < together; ++p) {
-          if constexpr (R > 1) panel[first + p].ahead();  // for one row, the processor's own prefetching is fast enough
-          if constexpr (pairs)
-            weights[p] = panel[first + p].next();
-          else
-            panel[first + p].next(even[p], odd[p]);
-        }
-        for (int r = 0; r < R; ++r)
+    if constexpr (Panel::kScaled)
+      for (int r = 0; r < R; ++r)
+        for (int p = 0; p < P; ++p) group[r][p] = {};
+    while (k < stop) {
+      for (int p = 0; p < P; ++p) panel[p].line();
+#pragma GCC unroll 4
+      for (int i = 0; i < Panel::kLine && k < stop; ++i, k += 2, x += pairs ? R : 2 * R)
+        for (int first = 0; first < P; first += together) {
+          Pairs weights[together];
+          Floats even[together], odd[together];
           for (int p = 0; p < together; ++p) {
+            if constexpr (R > 1)
+              panel[first + p].ahead();  // for one row, the processor's own prefetching is fast enough
             if constexpr (pairs)
-              add_pairs(sum[r][first + p], weights[p], x[r]);
+              weights[p] = panel[first + p].next();
             else
-              sum[r][first + p].add(even[p], x[r]);
+              panel[first + p].next(even[p], odd[p]);
           }
-        if constexpr (!pairs)
           for (int r = 0; r < R; ++r)
-            for (int p = 0; p < together; ++p) sum[r][first + p].add(odd[p], x[R + r]);
-      }
+            for (int p = 0; p < together; ++p) {
+              if constexpr (pairs)
+                add_pairs(own[r][first + p], weights[p], x[r]);
+              else
+                own[r][first + p].add(even[p], x[r]);
+            }
+          if constexpr (!pairs)
+            for (int r = 0; r < R; ++r)
+              for (int p = 0; p < together; ++p) own[r][first + p].add(odd[p], x[R + r]);
+        }
+    }
+    if constexpr (Panel::kScaled)
+      for (int r = 0; r < R; ++r)
+        for (int p = 0; p < P; ++p) sum[r][p].add(group[r][p], panel[p].scale);
   }
   for (int r = 0; r < R; ++r)
     for (int p = 0; p < P; ++p) sum[r][p].store(sums + (r * kGang + p) * kLanes);
 }
 
-template <Kind kind, bool pairs, int R>
-void add_all(const Reader<kind> *panels, int count, int inputs, const float *x, float *sums, bool fresh) {
+template <class Panel, bool pairs, int R>
+void add_all(const Panel *panels, int count, int inputs, const float *x, float *sums, bool fresh) {
   int p = 0;
   for (; p + kPanels<R> <= count; p += kPanels<R>) {
-    Reader<kind> some[kPanels<R>];
+    Panel some[kPanels<R>];
     for (int i = 0; i < kPanels<R>; ++i) some[i] = panels[p + i];
-    add<kind, pairs, R, kPanels<R>>(some, inputs, x, sums + p * kLanes, fresh);
+    add<Panel, pairs, R, kPanels<R>>(some, inputs, x, sums + p * kLanes, fresh);
   }
   for (; p < count; ++p) {
-    Reader<kind> one = panels[p];
-    add<kind, pairs, R, 1>(&one, inputs, x, sums + p * kLanes, fresh);
+    Panel one = panels[p];
+    add<Panel, pairs, R, 1>(&one, inputs, x, sums + p * kLanes, fresh);
   }
 }
 
-template <Kind kind, bool pairs, int R = kRows>
-void add_block(int rows, const Reader<kind> *panels, int count, int inputs, const float *x, float *sums, bool fresh) {
+template <bool pairs, int R = kRows, class Panel>
+void add_block(int rows, const Panel *panels, int count, int inputs, const float *x, float *sums, bool fresh) {
   if constexpr (R > 0) {
-    if (rows == R) return add_all<kind, pairs, R>(panels, count, inputs, x, sums, fresh);
-    add_block<kind, pairs, R - 1>(rows, panels, count, inputs, x, sums, fresh);
+    if (rows == R) return add_all<Panel, pairs, R>(panels, count, inputs, x, sums, fresh);
+    add_block<pairs, R - 1>(rows, panels, count, inputs, x, sums, fresh);
   }
 }
 
@@ -106,19 +120,24 @@ void multiply_lanes(const Linear &matrix, int panel, int count, const float *x, 
                     float *sums) {
   constexpr bool pairs = rounds(kind);
   constexpr Kind unpacked = pairs ? BFLOAT16 : FLOAT32;
-  const bool wide =
-      kind == LOSSLESS || (pairs && kind == INT8) ? blocks.count > 1 : kind != unpacked && blocks.rows >= kExpandFrom;
+  using Open = std::conditional_t<kind == INT4, Numbers<unpacked>, Reader<unpacked>>;
+  const bool wide = kind == LOSSLESS || kind == INT4 || (pairs && kind == INT8)
+                        ? blocks.count > 1
+                        : kind != unpacked && blocks.rows >= kExpandFrom;
   const int most = blocks.count == 1 ? matrix.inputs : wide ? kInputs : 1536;
   for (int from = 0; from < matrix.inputs; from += most) {
     const int inputs = matrix.inputs - from < most ? matrix.inputs - from : most;
     Reader<kind> packed[kGang];
-    Reader<unpacked> open[kGang];
+    Open open[kGang];
     for (int p = 0; p < count; ++p) {
       packed[p] = Reader<kind>(matrix, panel + p, from);
       if (!wide) continue;
       float *own = room + p * kInputs * kLanes;
       expand<kind, pairs>(packed[p], inputs, own, kLanes);
-      open[p] = Reader<unpacked>(own);
+      if constexpr (kind == INT4)
+        open[p] = Open(own, packed[p]);
+      else
+        open[p] = Open(own);
     }
     // A panel that is read as it is packed stays in the nearest cache while all blocks of rows use it.
     const int together = wide || blocks.count == 1 ? count : kPanels<kRows>;
@@ -129,9 +148,9 @@ void multiply_lanes(const Linear &matrix, int panel, int count, const float *x, 
         const float *own = x + first * packed_width(matrix.inputs) + int64_t(from) * rows / (pairs ? 2 : 1);
         float *into = sums + (int64_t(first) * kGang + p) * kLanes;
         if (wide)
-          add_block<unpacked, pairs>(rows, open + p, some, inputs, own, into, from == 0);
+          add_block<pairs>(rows, open + p, some, inputs, own, into, from == 0);
         else
-          add_block<kind, pairs>(rows, packed + p, some, inputs, own, into, from == 0);
+          add_block<pairs>(rows, packed + p, some, inputs, own, into, from == 0);
       }
   }
 }
@@ -140,7 +159,9 @@ template <Kind kind>
 void multiply(const Linear &matrix, int panel, int count, const float *x, const Blocks &blocks, float *room,
               float *sums) {
 #if defined(__AMX_BF16__)
-  if constexpr (rounds(kind))
+  if constexpr (kind == INT4)
+    return multiply_groups(matrix, panel, count, x, blocks, room, sums);
+  else if constexpr (rounds(kind))
     return multiply_tiles<kind>(matrix, panel, count, x, blocks, room, sums);
   else
 #endif
@@ -150,10 +171,18 @@ void multiply(const Linear &matrix, int panel, int count, const float *x, const 
 // Unpacks panels to floats, side by side.
 template <Kind kind> void unpack(const Linear &matrix, int panel, float *out, int stride) {
   expand<kind>(Reader<kind>(matrix, panel, 0), matrix.inputs, out, stride);
-  if (kind == INT8)
-    for (int k = 0; k < matrix.inputs; ++k)
-      (Floats::load(out + int64_t(k) * stride) * Floats::load(matrix.scale + panel * kLanes))
-          .store(out + int64_t(k) * stride);
+  auto scaled = [&](int k, const Floats &scale) {
+    (Floats::load(out + int64_t(k) * stride) * scale).store(out + int64_t(k) * stride);
+  };
+  if constexpr (kind == INT8)
+    for (int k = 0; k < matrix.inputs; ++k) scaled(k, Floats::load(matrix.scale + panel * kLanes));
+  if constexpr (kind == INT4) {
+    Reader<kind> from(matrix, panel, 0);
+    for (int k = 0; k < matrix.inputs; ++k) {
+      if (k % kGroup == 0) from.enter();
+      scaled(k, from.scale);
+    }
+  }
 }
 
 // One product that a team shares: it packs the rows, then multiplies panels.
@@ -191,6 +220,7 @@ void multiply(const Linear &matrix, int panel, int count, const float *x, const 
     case FLOAT32: return multiply<FLOAT32>(matrix, panel, count, x, blocks, room, sums);
     case BFLOAT16: return multiply<BFLOAT16>(matrix, panel, count, x, blocks, room, sums);
     case INT8: return multiply<INT8>(matrix, panel, count, x, blocks, room, sums);
+    case INT4: return multiply<INT4>(matrix, panel, count, x, blocks, room, sums);
     default: return multiply<LOSSLESS>(matrix, panel, count, x, blocks, room, sums);
   }
 }
@@ -232,6 +262,7 @@ void unpack(Team *team, const Linear &matrix, int from, int to, float *out) {
           case FLOAT32: return unpack<FLOAT32>(piece.matrix, piece.from + chunk, out, piece.stride);
           case BFLOAT16: return unpack<BFLOAT16>(piece.matrix, piece.from + chunk, out, piece.stride);
           case INT8: return unpack<INT8>(piece.matrix, piece.from + chunk, out, piece.stride);
+          case INT4: return unpack<INT4>(piece.matrix, piece.from + chunk, out, piece.stride);
           default: return unpack<LOSSLESS>(piece.matrix, piece.from + chunk, out, piece.stride);
         }
       },

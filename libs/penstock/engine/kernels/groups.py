@@ -1,0 +1,20 @@
+"""Numbers in 4 bits with a scale for each group: what of a checkpoint is kept as it is, before anything is loaded."""
+
+from __future__ import annotations
+
+from penstock.checkpoint import TensorInfo
+
+GROUP = 32
+"""Inputs of a column that have one scale."""
+
+
+def keeps_numbers(info: TensorInfo) -> bool:
+    """Whether int4 keeps a stored matrix as it is: in 4 bits, with bfloat16 scales for whole groups of a row."""
+    scale, (rows, columns) = info.scale, info.grid
+    return (
+        info.dtype == "I4"
+        and scale is not None
+        and scale.dtype == "BF16"
+        and rows == 1
+        and columns % GROUP == info.phase[1] % GROUP == 0
+    )
