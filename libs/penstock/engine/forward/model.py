@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from penstock.checkpoint import Checkpoint, remembered_fingerprint, tokenizer_fingerprint
+from penstock.checkpoint import Checkpoint, inspect_head, remembered_fingerprint, tokenizer_fingerprint
 from penstock.engine.config import EngineConfig
 from penstock.engine.errors import EngineError
 from penstock.engine.forward.balance import stage_layers
@@ -18,7 +18,6 @@ from penstock.engine.models.packed import PackedWeights
 from penstock.engine.ranks.followers import Launch
 from penstock.engine.ranks.lead import Lead
 from penstock.engine.sampling.choice import Chosen
-from penstock.engine.speculation.head.opening import head_layers
 from penstock.engine.step.memory import PageMemory
 from penstock.engine.step.run import Run
 from penstock.kv.spec import KvSpec
@@ -137,7 +136,7 @@ def _in_ranks(checkpoint: Checkpoint, config: EngineConfig, launch: Launch | Non
         remembered_fingerprint(checkpoint),
         stages=stages,
         copies=expert_copies(checkpoint, config),
-        taps=head_layers(config, checkpoint),
+        taps=inspect_head(config.draft_head, checkpoint).layers if config.has_head else (),
         launch=launch,
         away=away,
     )

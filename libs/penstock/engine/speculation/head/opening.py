@@ -26,12 +26,6 @@ class GivesFeatures(Protocol):
         ...
 
 
-def head_layers(config: EngineConfig, checkpoint: Checkpoint) -> tuple[int, ...]:
-    """After how many layers the head that the settings name looks at states; none without a head. Raises
-    CheckpointError when it can't be used for this model."""
-    return inspect_head(config.draft_head, checkpoint).layers if config.has_head else ()
-
-
 def open_head(config: EngineConfig, checkpoint: Checkpoint, runner: object) -> HeadGuesser | None:
     """The head that the settings name; None: they name none, or it guesses elsewhere, for which steps keep states.
     Raises CheckpointError when it can't be used for this model."""
