@@ -74,6 +74,7 @@ class AttachResponse(_message.Message):
     SLOTS_AT_FIELD_NUMBER: _builtins.int
     SLOT_STRIDE_FIELD_NUMBER: _builtins.int
     SLOTS_FIELD_NUMBER: _builtins.int
+    RANGES_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
     attachment_id: _builtins.str
     """goes with every later call; unguessable"""
@@ -91,6 +92,8 @@ class AttachResponse(_message.Message):
     """slot i begins at slots_at + i * slot_stride, and its epoch is entry i"""
     slot_stride: _builtins.int
     slots: _builtins.int
+    ranges: _builtins.bool
+    """Read sends a part of each block to those who ask for it"""
     @_builtins.property
     def device(self) -> Global___DeviceMemory:
         """when the store has blocks on the client's device"""
@@ -108,11 +111,12 @@ class AttachResponse(_message.Message):
         slots_at: _builtins.int = ...,
         slot_stride: _builtins.int = ...,
         slots: _builtins.int = ...,
+        ranges: _builtins.bool = ...,
         device: Global___DeviceMemory | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["device", b"device"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena_bytes", b"arena_bytes", "arena_id", b"arena_id", "arena_path", b"arena_path", "attachment_id", b"attachment_id", "device", b"device", "epochs_at", b"epochs_at", "host_id", b"host_id", "lease_s", b"lease_s", "slot_stride", b"slot_stride", "slots", b"slots", "slots_at", b"slots_at"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena_bytes", b"arena_bytes", "arena_id", b"arena_id", "arena_path", b"arena_path", "attachment_id", b"attachment_id", "device", b"device", "epochs_at", b"epochs_at", "host_id", b"host_id", "lease_s", b"lease_s", "ranges", b"ranges", "slot_stride", b"slot_stride", "slots", b"slots", "slots_at", b"slots_at"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

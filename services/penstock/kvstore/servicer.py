@@ -122,6 +122,7 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
             slots_at=arena.layout.slots_at,
             slot_stride=arena.layout.stride,
             slots=arena.layout.slots,
+            ranges=True,
             device=device,
         )
 

@@ -468,10 +468,10 @@ async def test_large_copy_outlives_its_reader_but_not_its_pages(tmp_path, kit):
         started, go = threading.Event(), threading.Event()
         write = pages_of.write
 
-        def slow(pages, blocks, copy):
+        def slow(pages, blocks, copy, **how):
             started.set()
             go.wait()
-            return write(pages, blocks, copy)
+            return write(pages, blocks, copy, **how)
 
         pages_of.write = slow
         source = kit.Source(blocks_of(sink)[:20])

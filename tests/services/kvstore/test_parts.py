@@ -119,6 +119,17 @@ async def test_a_sealed_part_that_is_wrong_does_not_open(host: str, at: int, far
         await eventually(lambda: store.stats().quarantined == 1)
 
 
+async def test_a_store_that_sends_no_parts_is_asked_for_whole_blocks() -> None:
+    blocks = puts(6)
+    async with store_of() as store, client_of(store, "another-host") as client:
+        await client.put(blocks)
+        attachment = client._link.need()
+        assert attachment.ranges
+        attachment.ranges = False  # an older one
+        assert await lease(client, 6, 5) == expected(blocks, 0)
+        assert (client.stats.fetched, client.stats.far, client.stats.mismatches) == (6, 0, 0)
+
+
 async def test_who_is_far_away_is_sent_nothing_else() -> None:
     blocks = puts(6)
     async with store_of() as store, client_of(store) as writer, raw(store.address) as client:

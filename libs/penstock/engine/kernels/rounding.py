@@ -26,8 +26,8 @@ def dequantised(matrix: Tensor) -> Tensor:
 def grouped(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Rounds a matrix to 4 bits: (numbers from -8 to 7, int8 [in, out]; bfloat16 [groups, out]).
 
-    Each group of a column has a scale, 2/15 of its largest number: half a step beyond 7 and -8 is that number, so both
-    ends are off by no more than what lies between two steps.
+    Each group of a column has a scale, 2/15 of its largest number. That number is then half a step from 7 or -8, and no
+    other is off by more.
     """
     inputs, columns = matrix.shape
     wide = torch.nn.functional.pad(matrix.float(), (0, 0, 0, -inputs % GROUP)).view(-1, GROUP, columns)

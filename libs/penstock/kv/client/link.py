@@ -109,6 +109,8 @@ class AttachStream:
     users: int = 0
     on_device: DeviceMap | None = None
     """The store's memory on the client's device."""
+    ranges: bool = False
+    """Whether the store sends parts of blocks; older ones don't."""
 
     def end(self) -> None:
         """Cancels the stream. The memory is unmapped after its last use."""
@@ -328,7 +330,8 @@ class Link:
         self.stats.attached += 1
         self.stats.mapped += memory is not None
         self.log.info("attached to the store", mapped=memory is not None)
-        return AttachStream(first.attachment_id, memory, call, on_device=self._map_device(first))
+        on_device = self._map_device(first)
+        return AttachStream(first.attachment_id, memory, call, on_device=on_device, ranges=first.ranges)
 
     def _map(self, first: kvstore_pb2.AttachResponse) -> ArenaMap | None:
         if first.host_id != self._host_id or not first.arena_path:

@@ -183,7 +183,8 @@ class Reading:
                     there = self._on_device(attachment, keys, response)
                     keys = keys[len(there.views) :]
                     refs = self._refs(keys, response)
-                    enough = 0 if self._link.parts is None else far(len(there.views) + len(refs)) - len(there.views)
+                    readable = self._link.parts is not None and (attachment.memory is not None or attachment.ranges)
+                    enough = far(len(there.views) + len(refs)) - len(there.views) if readable else 0
                     enough = min(max(0, enough), len(refs))
                     leased = await self._load(attachment, keys, refs, until, seal=seal, far=enough)
                     leased.on_device, leased.more = there, response.more
