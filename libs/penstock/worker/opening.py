@@ -70,10 +70,10 @@ async def open_worker(
     server stops, then the store's client, then the engine. The caller makes `metrics`, so that its own tasks count too.
     """
     keep_to(config.cores)
-    check_device(config.engine)
-    device = None if config.seal or config.engine.pages_on_host else device_of(config.engine.device)
     lends = config.lend and bool(config.kvstore) and role != router_pb2.ROLE_PREFILL and not config.seal
     settings = replace(config.engine, shared_pages=lends, stages_apart=bool(config.stage_hosts))
+    check_device(settings)
+    device = None if config.seal or config.engine.pages_on_host else device_of(config.engine.device)
     member = MemberIdentity.of(config.member_tls, "worker")
     away = StagesAway(config.stage_hosts, config.member_tls)
     async with (

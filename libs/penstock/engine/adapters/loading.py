@@ -49,7 +49,7 @@ def _of_expert(part: AdaptedPart, down: Tensor, up: Tensor) -> tuple[Tensor, Ten
     """[rank, inputs] and [columns, rank], of what may be of several experts."""
     if part.together:
         assert part.expert is not None
-        down = down.view(part.together, part.rank, -1)[part.expert]
+        down = down.view(part.together, part.rank, -1)[part.expert].clone()
         up = up.view(len(up), part.rank, part.together)[:, :, part.expert]
     return (up.t(), down.t()) if part.turned else (down, up)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -49,7 +50,7 @@ def stage_layers(checkpoint: Checkpoint, config: EngineConfig) -> list[range]:
     if config.pp == 1:
         return [range(count)]
     if config.device != "cpu":
-        return _by_bytes(checkpoint, config)
+        return _by_numbers(checkpoint, config)
     if sum(file.stat().st_size for file in checkpoint.weight_files) < SMALL_BYTES:
         return _chosen(checkpoint, config)
     with suppress(OSError):
@@ -63,15 +64,17 @@ def stage_layers(checkpoint: Checkpoint, config: EngineConfig) -> list[range]:
     return _chosen(checkpoint, config)
 
 
-def _by_bytes(checkpoint: Checkpoint, config: EngineConfig) -> list[range]:
-    """So that no device has more bytes of weights than need be, as `penstock plan` divides them: they take its memory,
-    and most of the time of a step goes into reading them."""
+def _by_numbers(checkpoint: Checkpoint, config: EngineConfig) -> list[range]:
+    """So that no device has more weights than need be: they take its memory, and most of the time of a step goes into
+    reading them. Each rank of the first stage has all of the embedding."""
     sizes = [0] * checkpoint.config.n_layers
     for name, info in checkpoint.tensors.items():
         if name.startswith(_LAYER):
-            sizes[int(name.removeprefix(_LAYER).partition(".")[0])] += info.nbytes
-    head = EMBEDDING if checkpoint.config.tied else HEAD
-    return divided(sizes, config.pp, checkpoint.tensors[EMBEDDING].nbytes, checkpoint.tensors[head].nbytes)
+            sizes[int(name.removeprefix(_LAYER).partition(".")[0])] += math.prod(info.shape)
+    embedding, head = (
+        math.prod(checkpoint.tensors[name].shape) for name in (EMBEDDING, EMBEDDING if checkpoint.config.tied else HEAD)
+    )
+    return divided(sizes, config.pp, embedding * config.tp, head)
 
 
 def _subject(checkpoint: Checkpoint, config: EngineConfig) -> str:

@@ -65,8 +65,8 @@ class Weights:
     they are not counted."""
 
     def count_in(self, room: npt.NDArray[np.int64]) -> None:
-        """From now on rows are counted in `room`, [layers, experts]."""
+        """From now on rows are counted in `room`, [layers, experts], but for those of grouped products."""
         self.expert_rows = room
         for layer, own in zip(self.layers, room, strict=True):
-            if isinstance(layer.mlp, Routed):
+            if isinstance(layer.mlp, Routed) and not layer.mlp.grouped:
                 layer.mlp.rows = own

@@ -17,6 +17,7 @@ from penstock.checkpoint import ModelConfig
 from penstock.engine.config import EngineConfig
 from penstock.engine.errors import RankLost
 from penstock.engine.kernels.cpu.meeting import SharedGroup
+from penstock.engine.ranks.followers import LOAD_S
 from penstock.kv.bytes.arena import Layout
 
 TIMEOUT_S = 60.0
@@ -56,7 +57,7 @@ class TorchGroup:
 
     def __init__(self, meeting: str, rank: int, columns: list[int]) -> None:
         """`meeting` is a file that all ranks can reach and nobody else, `columns` are those of each rank's logits.
-        Returns when all ranks are there. Raises RankLost."""
+        Returns when all ranks are there, which load for as long as they need. Raises RankLost."""
         import torch.distributed as dist  # most workers never need it
 
         self._dist: Any = dist  # much of it has no types
@@ -65,6 +66,8 @@ class TorchGroup:
         try:
             store = self._dist.FileStore(meeting, len(columns))
             store.set_timeout(timedelta(seconds=TIMEOUT_S))
+            store.set(f"here/{rank}", "")
+            store.wait([f"here/{other}" for other in range(len(columns))], timedelta(seconds=LOAD_S))
             self._group = self._open(store, rank, len(columns))
         except RuntimeError as error:
             raise RankLost(f"the ranks of the model do not find each other: {error}") from error
@@ -127,9 +130,9 @@ class DeviceGroup(TorchGroup):
 
     A device that waits for a rank which has ended would wait for ever, and the host for it. So the host looks for at
     most TIMEOUT_S whether the device is done, and `close` ends what it waits for: then nothing that was computed is
-    right, and everything raises RankLost. Where the host waits for the device in the middle of a step, for a router, it
-    hears of a rank that has ended; should one hang there, NCCL ends this process after a while. This is written against
-    torch's documented interface; it has not run on a GPU yet.
+    right, and everything raises RankLost. Where the host waits for the device in the middle of a step, for a router or
+    an adapter of experts, it hears of a rank that has ended; should one hang there, NCCL ends this process after a
+    while. This is written against torch's documented interface; it has not run on a GPU yet.
     """
 
     def __init__(self, meeting: str, rank: int, columns: list[int], place: torch.device) -> None:

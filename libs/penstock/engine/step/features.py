@@ -21,13 +21,13 @@ class Features:
         self.rows = rows
         self.values = values
         """[rows, layers * hidden]: of each row, its state after the first of the layers, then after the next."""
+        self._chosen = torch.tensor(rows, dtype=torch.int64, device=values.device)
 
     def keep(self, layers: int, x: Tensor) -> None:
         """Takes the states [N, hidden] of all rows of the step after so many layers."""
         if layers in self.layers:
             width, at = x.shape[1], self.layers.index(layers)
-            chosen = torch.tensor(self.rows, dtype=torch.int64, device=x.device)
-            self.values[:, at * width : (at + 1) * width] = x.index_select(0, chosen)
+            self.values[:, at * width : (at + 1) * width] = x.index_select(0, self._chosen)
 
     def hand_over(self, order: Sequence[Run]) -> None:
         """Gives each of the step's runs, in the order of its rows, what it has asked for."""

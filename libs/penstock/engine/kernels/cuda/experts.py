@@ -7,6 +7,7 @@ GPU yet.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -37,6 +38,7 @@ def group_experts(weights: Weights, activation: str, capability: tuple[int, int]
         _log.info("each expert has products of its own, and steps are not captured: %s", reason)
     for block in blocks:
         block.grouped = reason is None
+        block.rows = None if block.grouped else block.rows
 
 
 def _reason(block: Routed, activation: str, capability: tuple[int, int]) -> str | None:
@@ -49,7 +51,7 @@ def _reason(block: Routed, activation: str, capability: tuple[int, int]) -> str 
 
 def _tried(block: Routed, activation: str) -> str | None:
     """What is wrong with grouped products of these experts; None when they are right."""
-    place = block.router.device
+    place, block = block.router.device, replace(block, rows=None)
     x = torch.randn(_ROWS, block.router.shape[0], generator=torch.Generator().manual_seed(3))
     x, positions = x.to(place, block.router.dtype), torch.arange(_ROWS, device=place)
     try:
