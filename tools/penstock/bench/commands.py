@@ -339,15 +339,17 @@ def trust(options: Options = None, *, part: list[str] | None = None) -> None:
 @app.command
 def large(options: Options = None, *, part: list[str] | None = None) -> None:
     """What large models are made of, at a size that fits here: architectures that equal transformers; what latent
-    attention keeps of a token; experts of which each token uses a few, beside other engines on the same weights; one
-    model over two processes; and eight streams, each with an adapter of its own, beside eight of the base model.
+    attention keeps of a token; experts of which each token uses a few, beside other engines on the same weights;
+    models of the forms of DeepSeek V3 and Llama 4 beside transformers, and what latent attention takes over a long
+    context; one model over two processes; eight streams, each with an adapter of its own, beside eight of the base
+    model; and pictures.
 
     Peers are those that `python -m loadtest.peers.install` has put under $PENSTOCK_PEERS, else runs/peers.
 
     Parameters
     ----------
     part:
-        Only these: families, kv, experts, ranks, lora. Default: all.
+        Only these: families, kv, experts, forms, ranks, lora, pictures. Default: all.
     """
     import uvloop  # what the workers run on
 
