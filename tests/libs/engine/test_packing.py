@@ -114,7 +114,7 @@ def test_slices_of_stacked_parts_make_up_the_whole(tmp_path, monkeypatch, kind, 
         assert not content[at : at + piece.numel()].any(), "each place is written once"
         content[at : at + piece.numel()].copy_(piece)
 
-    pack_slices(PACKERS[0], stacks, records, kind, threads=3, write=write)
+    pack_slices(PACKERS[0], stacks, records, threads=3, write=write)
     for stack in stacks:
         expected = twin(torch.cat([tensors[part.name] for part in stack.parts]), kind)
         packed = packed_of(records[stack.name], content)
@@ -146,4 +146,4 @@ def test_a_file_that_lost_its_end_is_named(tmp_path):
         file.truncate(parts[0].file.stat().st_size - 100)
     records, _ = plan([Stack("head", parts)], "float32", 0)
     with pytest.raises(CheckpointError, match=r"cut short.*part0"):
-        pack_slices(PACKERS[0], [Stack("head", parts)], records, "float32", threads=2, write=lambda at, piece: None)
+        pack_slices(PACKERS[0], [Stack("head", parts)], records, threads=2, write=lambda at, piece: None)

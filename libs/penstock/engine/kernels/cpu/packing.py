@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -84,13 +84,24 @@ def naive_checksums(data: Tensor) -> bytes:
 def sliced(stack: Stack, kind: str) -> bool:
     """Whether `pack_slices` can pack this matrix; `pack.pack` packs all others, whole."""
     plain = not stack.turned and all(part.scale is None for part in stack.parts)
-    return kind in _SLICED and plain and len({part.dtype for part in stack.parts}) == 1 and stack.inputs % 2 == 0
+    return foreseen(stack, kind) and plain and len({part.dtype for part in stack.parts}) == 1
 
 
-def plan(stacks: Sequence[Stack], kind: str, at: int) -> tuple[dict[str, Record], int]:
+def kind_of(stack: Stack, kind: str) -> str:
+    """How this matrix is packed where `kind` is wanted."""
+    return "bfloat16" if stack.exact and kind in ("int8", "lossless") else kind
+
+
+def foreseen(stack: Stack, kind: str) -> bool:
+    """Whether `plan` knows the size of this matrix."""
+    return kind_of(stack, kind) in _SLICED and stack.inputs % 2 == 0
+
+
+def plan(stacks: Sequence[Stack], wanted: str, at: int) -> tuple[dict[str, Record], int]:
     """Plans where the packed matrices go, one behind the other from byte `at` on; returns that and where they end."""
     records: dict[str, Record] = {}
     for stack in stacks:
+        kind = kind_of(stack, wanted)
         panels, pairs = -(-stack.columns // LANES), stack.inputs // 2
         shape = (panels, pairs, LANES, 2) if kind == "bfloat16" else (panels, pairs, 2, LANES)
         data = Place(kind, shape, at)
@@ -112,7 +123,7 @@ Write = Callable[[int, Tensor], None]
 
 
 def pack_slices(
-    packer: Packer, stacks: Sequence[Stack], records: dict[str, Record], kind: str, *, threads: int, write: Write
+    packer: Packer, stacks: Sequence[Stack], records: Mapping[str, Record], *, threads: int, write: Write
 ) -> None:
     """Packs the matrices that `plan` has planned; `threads` threads call `write`. Raises CheckpointError."""
     with ExitStack() as closing:
@@ -120,7 +131,7 @@ def pack_slices(
         work = iter([(stack, *rows) for stack in stacks for rows in _cut(stack)])
 
         def some(_: int) -> None:
-            worker = _Slices(packer, files, records, kind, write)
+            worker = _Slices(packer, files, records, write)
             for stack, first, last in work:  # the shared iterator gives each slice to one thread
                 worker.pack(stack, first, last)
 
@@ -143,13 +154,10 @@ def _open(file: Path, closing: ExitStack) -> int:
 class _Slices:
     """Packs slices in one thread, with buffers of its own."""
 
-    def __init__(
-        self, packer: Packer, files: dict[Path, int], records: dict[str, Record], kind: str, write: Write
-    ) -> None:
+    def __init__(self, packer: Packer, files: dict[Path, int], records: Mapping[str, Record], write: Write) -> None:
         self._packer = packer
         self._files = files
         self._records = records
-        self._kind = kind
         self._write = write
         self._room: dict[str, Tensor] = {}
 
@@ -165,7 +173,7 @@ class _Slices:
         panels, panel_bytes = -(-(last - first) // LANES), place.nbytes // place.shape[0]
         packed = self._take("packed", panels * panel_bytes)
         scale = torch.empty(panels * LANES) if isinstance(scales, Place) else None
-        self._packer.pack(rows, self._kind, packed, scale)
+        self._packer.pack(rows, str(record["kind"]), packed, scale)
         self._write(place.at + first // LANES * panel_bytes, packed)
         if isinstance(scales, Place) and scale is not None:
             self._write(scales.at + first * 4, scale.view(torch.uint8))
