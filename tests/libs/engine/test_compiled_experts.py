@@ -111,8 +111,11 @@ class Both:
         def keep(stack: Stack, _, bias):
             return PackedMatrix.of(machine, packed.matrices[stack.name], bias, stack.columns), None
 
+        def keep_heads(stack: Stack):
+            return PackedMatrix.of(machine, packed.matrices[stack.name], None, stack.columns)
+
         kept = torch.float32 if kind == "float32" else torch.bfloat16
-        weights = load_weights(checkpoint, kept, CPU, keep=keep, compute=torch.float32)
+        weights = load_weights(checkpoint, kept, CPU, keep=keep, keep_heads=keep_heads, compute=torch.float32)
         decoder = Decoder(config, weights, 512, torch.float32)
         memories = [PageMemory(config, 64, 16, torch.float32, CPU) for _ in range(2)]
         assert CompiledDecoder.fits(config)

@@ -246,10 +246,14 @@ def test_a_row_depends_on_its_own_context_alone(isa, shape, members, seed):
     others are there), on one thread or on five."""
     layer, memory, sequences = setting(shape, members, seed)
     together = layer.mixed(machine(isa, 5), memory, sequences)
-    first = 0
+    assert torch.equal(row_by_row(isa, layer, memory, sequences), together)
+
+
+def row_by_row(isa: str, layer: Layer, memory: Tensor, sequences: list[Sequence]) -> Tensor:
+    """What each row is alone, on one thread."""
+    rows = []
     for one in sequences:
-        rows = []
-        one.fill(shape, memory)
+        one.fill(layer.shape, memory)
         for row in range(one.rows):
             single = object.__new__(Sequence)
             single.start, single.rows, single.pages, single.qkv = (
@@ -259,8 +263,22 @@ def test_a_row_depends_on_its_own_context_alone(isa, shape, members, seed):
                 one.qkv[row : row + 1],
             )
             rows.append(layer.mixed(machine(isa, 1), memory, [single]))
-        assert torch.equal(torch.cat(rows), together[first : first + one.rows])
-        first += one.rows
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("heads", [(64, 2), (47, 1), (16, 1)])
+@pytest.mark.parametrize("isa", instruction_sets())
+def test_drafts_that_are_verified_over_a_long_context_are_what_each_is_alone(isa, heads, cache):
+    """Bit for bit, whether threads share their pieces or the rows of a head are one unit, and across a piece's end."""
+    shape = Shape(*heads, 160, 16, 0, False, cache, latent=True)
+    for members in ([(PIECE - 1, 3)], [(2 * PIECE - 3, 5)], [(PIECE + 40, 8)], [(PIECE, 9)], [(2 * PIECE, 2)] * 3):
+        layer, memory, sequences = setting(shape, members, 7)
+        expected = row_by_row(isa, layer, memory, sequences)
+        for threads in (1, 4):
+            for one in sequences:
+                one.fill(shape, memory)
+            assert torch.equal(layer.mixed(machine(isa, threads), memory, sequences), expected)
 
 
 def share(shape: Shape, memory: Tensor, sequences: list[Sequence], tokens: int) -> None:

@@ -18,7 +18,7 @@ from penstock.engine.config import EngineConfig
 from penstock.engine.forward import runner as runners
 from penstock.engine.forward.runner import Runner
 from penstock.engine.kernels.cpu import build
-from penstock.engine.kernels.cpu.pack import pack
+from penstock.engine.kernels.cpu.pack import pack, unpack
 from penstock.engine.layers.embedding import Embedding, StoredTable
 from penstock.engine.models import packed as packing
 from penstock.engine.models.loading import all_stacks
@@ -27,7 +27,7 @@ from penstock.engine.sampling.choice import Choice
 from penstock.engine.step.memory import PageMemory
 from penstock.engine.step.run import Run
 from penstock.models import NAMES, embedded
-from penstock.testing.checkpoints import TinyModel, write_checkpoint
+from penstock.testing.checkpoints import DEEPSEEK_IN_VECTORS, TINY_DEEPSEEK, TINY_LLAMA_4, TinyModel, write_checkpoint
 
 MODELS = {
     "llama": TinyModel(),
@@ -35,6 +35,9 @@ MODELS = {
     "biased": TinyModel(architecture="Qwen2ForCausalLM", seed=2),
     "gemma": TinyModel(architecture="Gemma2ForCausalLM", tied=True, head_dim=16, extra={"sliding_window": 64}),
     "shards": TinyModel(seed=3, shards=3),
+    "latent": DEEPSEEK_IN_VECTORS,
+    "latent, by torch": TINY_DEEPSEEK,
+    "turned": TINY_LLAMA_4,
 }
 
 
@@ -83,6 +86,27 @@ def test_mapped_weights_compute_the_same(tmp_path, cache, model, dtype):
     expected = logits(private)
     for shared in (made, mapped):
         assert torch.equal(logits(shared), expected)
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "lossless"])
+def test_what_latent_attention_has_for_each_head_is_in_the_file_alone(tmp_path, cache, kind):
+    """In bfloat16 at least; the kernels and torch read it there."""
+    checkpoint = inspect(write_checkpoint(tmp_path / "model", DEEPSEEK_IN_VECTORS))
+    packed = packing.packed_weights(checkpoint, kind, torch.float32, 2, 1 << 30)
+    exact, heads = torch.float32 if kind == "float32" else torch.bfloat16, checkpoint.config.n_heads
+    assert packed.shared
+    for number in checkpoint.layers:
+        name = f"model.layers.{number}.self_attn.kv_b_proj.weight"
+        both = packing.read_tensor(checkpoint.tensors[name]).view(heads, 32, 32)
+        for own, expected in (("keys", both[:, :16]), ("values", both[:, 16:].transpose(1, 2))):
+            found = packed.matrices[f"{number}.{own}"]
+            whole = unpack(found, found.outputs).view(found.inputs, heads, -1).transpose(0, 1)
+            assert torch.equal(whole, expected.to(exact))
+    if kind != "lossless":
+        runner = load(tmp_path / "model", kind)
+        weights = runner.decoder._weights.layers[0].latent
+        assert weights.keys.packed is runner.packed.matrices["0.keys"]
+        assert weights.values.packed is runner.packed.matrices["0.values"]
 
 
 def test_another_model_is_another_file(tmp_path, cache):

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 import torch
+import transformers
 from tests.tools.bench.test_engine import row
 
-from penstock.bench.engine.shapes import MIXED, LlamaShape, checkpoint
+from penstock.bench.engine.shapes import CHUNKED, LATENT, MIXED, LlamaShape, checkpoint
 from penstock.bench.engine.subjects import OURS
+from penstock.bench.large import forms
 from penstock.bench.large.experts import figures_of, sitting
 from penstock.bench.large.families import families
 from penstock.bench.large.fetching import fetch_figures
@@ -17,6 +22,14 @@ from penstock.bench.large.pictures import cell_encoders, tile_encoders
 from penstock.bench.large.ranks import LOADS, STAGED, death_s
 from penstock.bench.large.ranks import figures_of as ranks_of
 from penstock.checkpoint import inspect
+from penstock.checkpoint.model_config import parse_config
+from penstock.checkpoint.tensors import needed_tensors
+from penstock.engine.config import EngineConfig
+from penstock.engine.forward.runner import Runner
+from penstock.engine.kernels.cpu.decoder import CompiledDecoder
+from penstock.engine.request import SamplingParams
+from penstock.engine.sampling.choice import Choice
+from penstock.engine.step.run import Run
 from penstock.runtime.config import ConfigError
 
 TINY = LlamaShape(
@@ -28,6 +41,63 @@ def test_the_shape_has_the_parameters_that_it_says():
     total = MIXED.layers * MIXED.layer_parameters + MIXED.vocab * MIXED.hidden
     assert total == pytest.approx(1e9, rel=0.1)
     assert MIXED.active_parameters == pytest.approx(250e6, rel=0.1)
+
+
+@pytest.mark.parametrize("shape", [LATENT, CHUNKED], ids=lambda shape: shape.name)
+def test_so_have_the_forms_which_the_kernels_compute(tmp_path, shape):
+    config = parse_config(tmp_path / "config.json", shape.config)
+    sizes = {name: math.prod(size) for name, size in needed_tensors(config).items()}
+    experts = sum(size for name, size in sizes.items() if ".experts." in name)
+    total = sum(sizes.values())
+    assert total == pytest.approx(1e9, rel=0.1)
+    assert total - experts * (1 - config.experts.per_token / config.experts.count) == pytest.approx(250e6, rel=0.1)
+    assert CompiledDecoder.fits(config)
+
+
+def tiny(shape):
+    """The same form with few numbers."""
+    sizes = {"layers": 2, "hidden": 64, "heads": 4, "vocab": 512, "experts": 8, "expert_intermediate": 32}
+    if shape is LATENT:
+        ranks = {"query_rank": 32, "rank": 32, "plain_dim": 16, "turned_dim": 16, "value_dim": 16}
+        return replace(shape, **sizes, **ranks, intermediate=96, groups=4, groups_used=2)
+    return replace(shape, **sizes, kv_heads=2, head_dim=16)
+
+
+@pytest.mark.parametrize("shape", [LATENT, CHUNKED], ids=lambda shape: shape.name)
+def test_a_form_is_the_same_model_for_us_and_for_transformers(tmp_path, shape):
+    directory = checkpoint(tiny(shape), tmp_path)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    tokens = [(7 * number) % 256 for number in range(20)]
+    with torch.inference_mode():
+        expected = theirs(torch.tensor([tokens])).logits[0, -1]
+    runner = Runner(inspect(directory), EngineConfig(directory, dtype="float32", kv_pool_tokens=64, threads=1))
+    choice = Choice(SamplingParams(max_tokens=4, temperature=0.0), frozenset(), tokens, 20)
+    found = runner.logits([Run(choice, 0, 20, [1, 2], ("one", 0))])
+    torch.testing.assert_close(found[0], expected, atol=1e-4, rtol=1e-4)
+
+
+def test_a_form_is_beside_transformers_and_beside_torch():
+    rows = [
+        replace(row(OURS, [rate, rate], [6.0, 6.0], cell, "deepseek"), subject=subject)
+        for cell, rates in (("decode_b1", (6.0, 4.0, 2.0)), ("decode_4k", (6.0, 3.0, 12.0)))
+        for subject, rate in zip(forms.sitting(LATENT, quick=False).subjects, rates, strict=True)
+    ]
+    found = {figure.id: figure for figure in forms.figures_of(LATENT, rows)}
+    assert {id: found[id].value for id in found if "_vs_" in id} == {
+        "deepseek_decode_vs_best": 3.0,
+        "deepseek_decode_vs_torch": 1.5,
+        "deepseek_decode_4k_vs_best": 0.5,
+        "deepseek_decode_4k_vs_torch": 2.0,
+    }
+    assert found["deepseek_decode_4k_vs_best"].met is False
+    assert "transformers" in found["deepseek_decode_vs_best"].against
+    assert "torch" in found["deepseek_decode_vs_torch"].against
+    assert found["decode_b1_deepseek_penstock_torch_tokens_per_s"].value == 4.0
+
+
+def test_every_cell_of_a_form_has_its_figure():
+    cells = {shape: [cell.name for cell in forms.sitting(shape, quick=False).cells] for shape in (LATENT, CHUNKED)}
+    assert cells == {LATENT: ["decode_b1", "decode_b8", "decode_4k"], CHUNKED: ["decode_b1", "decode_b8"]}
 
 
 def test_a_shape_of_experts_is_a_checkpoint(tmp_path):
@@ -101,7 +171,7 @@ async def test_a_sixth_of_a_long_prefix_is_fetched_and_its_last_window():
 
 async def test_a_part_that_there_is_not_is_named():
     with pytest.raises(
-        ConfigError, match="part = 'exports': must be one of families, kv, fetch, experts, ranks, lora, pictures"
+        ConfigError, match="part = 'exports': must be one of families, kv, fetch, experts, forms, ranks, lora, pictures"
     ):
         await measure(True, ["exports"])
 

@@ -63,6 +63,14 @@ def test_parts_of_a_run_are_read_together(tmp_path):
     assert whole.value("b") == 3.0 and "cores" in whole.machine, "a simulation says nothing of the machine"
 
 
+def test_the_forms_of_large_models_have_a_table_where_they_were_measured():
+    form = figure("deepseek_verify3_4k_vs_step", [2.5], "ratio", "a step", 2.0, lower_is_better=True)
+    for more in ((), (form,)):
+        text = section(BenchReport("large", (figure("rank_death_s", [0.1], "s", ""), *more)).json())
+        assert ("verifies two drafts" in text and "not beside llama.cpp" in text) == bool(more)
+    assert "| 2.50 | 2.50 to 2.50 | at most 2, missed |" in text
+
+
 def test_a_missed_goal_is_called_missed():
     kept = results(
         figure("high", [0.5, 0.7], "ratio", "x", 0.8),

@@ -340,15 +340,16 @@ def trust(options: Options = None, *, part: list[str] | None = None) -> None:
 def large(options: Options = None, *, part: list[str] | None = None) -> None:
     """What large models are made of, at a size that fits here: architectures that equal transformers; what latent
     attention keeps of a token; what is fetched of a long prefix where layers forget; experts of which each token uses a
-    few, beside other engines on the same weights; one model over two processes; eight streams, each with an adapter of
-    its own, beside eight of the base model; and encoders of pictures.
+    few, beside other engines on the same weights; models of the forms of DeepSeek V3 and Llama 4 beside transformers,
+    and what latent attention takes over a long context; one model over two processes; eight streams, each with an
+    adapter of its own, beside eight of the base model; and encoders of pictures.
 
     Peers are those that `python -m loadtest.peers.install` has put under $PENSTOCK_PEERS, else runs/peers.
 
     Parameters
     ----------
     part:
-        Only these: families, kv, fetch, experts, ranks, lora, pictures. Default: all.
+        Only these: families, kv, fetch, experts, forms, ranks, lora, pictures. Default: all.
     """
     import uvloop  # what the workers run on
 

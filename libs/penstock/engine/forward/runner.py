@@ -499,12 +499,16 @@ def _packed(checkpoint: Checkpoint, config: EngineConfig, machine: Machine) -> t
     packed = packed_weights(checkpoint, kind, kept, torch.get_num_threads(), config.packed_bytes)
     _log.info("weights: %s", packed)
 
+    def keep_heads(stack: Stack) -> PackedMatrix:
+        return PackedMatrix.of(machine, packed.matrices[stack.name], None, stack.columns)
+
     def keep(stack: Stack, _: object, bias: Tensor | None) -> tuple[Matrix, None]:
         return PackedMatrix.of(machine, packed.matrices[stack.name], bias, stack.columns), None
 
     stays = checkpoint.part is not None or packed.nbytes >= SMALL_BYTES
     table = StoredTable(checkpoint.tensors[EMBEDDING]) if stays else None
-    return packed, load_weights(checkpoint, kept, _CPU, keep=keep, table=table, compute=torch.float32)
+    weights = load_weights(checkpoint, kept, _CPU, keep=keep, keep_heads=keep_heads, table=table, compute=torch.float32)
+    return packed, weights
 
 
 def _form(checkpoint: Checkpoint, config: EngineConfig, machine: Machine) -> str:

@@ -50,6 +50,8 @@ def keeps_groups(stack: Stack) -> bool:
 def kind_of(stack: Stack, kind: str, stored: bool) -> str:
     """How a matrix is kept where weights are kept as `kind`. `stored`: the checkpoint has matrices in 4 bits; then
     int4 keeps these as they are, and rounds no other. Else it rounds all but the last, which no later one evens out."""
+    if stack.exact and kind not in ("float32", "bfloat16"):
+        return "bfloat16"
     if kind != "int4":
         return kind
     if stored:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from penstock.checkpoint import Latent
-from penstock.engine.layers.weights import LatentWeights
+from penstock.engine.layers.weights import LatentWeights, SideBySide
 
 LATENT_EPS = 1e-6
 """Of the norms of common vectors, whatever config.json says."""
@@ -31,22 +31,31 @@ def absorb(query: Tensor, weights: LatentWeights, plain_dim: int) -> Tensor:
     """[batch, rows, heads, plain_dim + turned] -> [batch, rows, heads, rank + turned]."""
     batch, rows, heads, _ = query.shape
     plain = query[..., :plain_dim].reshape(batch * rows, heads, plain_dim).transpose(0, 1)
-    found = torch.bmm(plain, weights.keys).transpose(0, 1).view(batch, rows, heads, -1)
+    found = torch.bmm(plain, _of_heads(weights.keys, heads)).transpose(0, 1).view(batch, rows, heads, -1)
     return torch.cat((found, query[..., plain_dim:]), -1)
 
 
 def release(mixed: Tensor, weights: LatentWeights) -> Tensor:
     """What scores have mixed of common vectors, [N, heads, rank], as what they would mix of values:
     [N, heads * value_dim]."""
-    return torch.bmm(mixed.transpose(0, 1), weights.values).transpose(0, 1).flatten(1)
+    return torch.bmm(mixed.transpose(0, 1), _of_heads(weights.values, weights.heads)).transpose(0, 1).flatten(1)
 
 
 def expand(plane: Tensor, weights: LatentWeights, rank: int) -> tuple[Tensor, Tensor]:
     """[batch, tokens, 1, rank + turned] -> keys [batch, tokens, heads, plain_dim + turned] and values
     [batch, tokens, heads, value_dim]."""
     batch, tokens, _, _ = plane.shape
-    heads = weights.keys.shape[0]
+    heads = weights.heads
     common = plane[..., :rank].reshape(1, batch * tokens, rank)
-    plain = torch.matmul(common, weights.keys.transpose(1, 2)).transpose(0, 1).view(batch, tokens, heads, -1)
-    values = torch.matmul(common, weights.values).transpose(0, 1).view(batch, tokens, heads, -1)
+    turned = _of_heads(weights.keys, heads).transpose(1, 2)
+    plain = torch.matmul(common, turned).transpose(0, 1).view(batch, tokens, heads, -1)
+    values = torch.matmul(common, _of_heads(weights.values, heads)).transpose(0, 1).view(batch, tokens, heads, -1)
     return torch.cat((plain, plane[..., rank:].expand(-1, -1, heads, -1)), -1), values
+
+
+def _of_heads(matrices: Tensor | SideBySide, heads: int) -> Tensor:
+    """[heads, in, out]."""
+    if isinstance(matrices, Tensor):
+        return matrices
+    dense = matrices.dense()
+    return dense.view(len(dense), heads, -1).transpose(0, 1)

@@ -21,6 +21,8 @@ class Stack:
     parts: tuple[TensorInfo, ...]
     turned: bool = False
     """Its parts are stored as [in, out], and stand side by side."""
+    exact: bool = False
+    """It is never kept in fewer bits than bfloat16 has, nor compressed."""
 
     @property
     def inputs(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -13,16 +14,25 @@ from penstock.engine.layers.feedforward import Dense, Routed
 from penstock.engine.layers.linear import Matrix
 
 
+class SideBySide(Protocol):
+    """The matrices of all heads, [in, heads * out], in a form of their own."""
+
+    def dense(self) -> Tensor:
+        """All of it, in the type of activations and new memory."""
+        ...
+
+
 @dataclass(slots=True)
 class LatentWeights:
     """See Latent."""
 
     norm: Tensor
     """[rank], of the common vector."""
-    keys: Tensor
-    """[heads, plain_dim, rank]."""
-    values: Tensor
-    """[heads, rank, value_dim]."""
+    heads: int
+    keys: Tensor | SideBySide
+    """A matrix [plain_dim, rank] for each head: [heads, plain_dim, rank], or side by side."""
+    values: Tensor | SideBySide
+    """A matrix [rank, value_dim] for each head: [heads, rank, value_dim], or side by side."""
     query_norm: Tensor | None
     """[query_rank]; None: queries are made from the hidden state."""
     query: Matrix | None

@@ -27,10 +27,12 @@ from penstock.engine.layers.feedforward import Dense, Routed
 from penstock.engine.layers.linear import Matrix
 from penstock.engine.layers.stacks import Keep, Stack, as_it_is
 from penstock.engine.layers.stored import numbers, read_tensor
-from penstock.engine.layers.weights import LatentWeights, LayerWeights, Weights
+from penstock.engine.layers.weights import LatentWeights, LayerWeights, SideBySide, Weights
 
 Source = Callable[[TensorInfo], Tensor]
 """Brings a tensor to the device, in its stored type and memory of its own."""
+KeepHeads = Callable[[Stack], SideBySide]
+"""As Keep, of the matrices that latent attention has for each head."""
 
 
 class _Files:
@@ -104,12 +106,14 @@ def load_weights(
     device: torch.device,
     *,
     keep: Keep = as_it_is,
+    keep_heads: KeepHeads | None = None,
     table: StoredTable | None = None,
     source: Source | None = None,
     compute: torch.dtype | None = None,
 ) -> Weights:
     """Copies the weights that this process has into new memory, as `dtype` on `device`; `keep` chooses the form of
-    dense layers' matrices. With `table` the embedding stays there; without `source` this call reads the files itself.
+    dense layers' matrices, and `keep_heads` of those that latent attention has for each head. With `table` the
+    embedding stays there; without `source` this call reads the files itself.
     `compute` is the type of activations, where that is another one.
 
     Raises CheckpointError.
@@ -123,7 +127,10 @@ def load_weights(
 
         embedding = Embedding(files.one(EMBEDDING) if table is None else table, dtype, config.embedding_scale)
         head = kept(head_stack(checkpoint))[0] if checkpoint.ends else None
-        layers = [_layer(files, checkpoint, number, kept, compute or dtype) for number in checkpoint.layers]
+        layers = [
+            _layer(files, checkpoint, number, keep=kept, keep_heads=keep_heads, compute=compute or dtype)
+            for number in checkpoint.layers
+        ]
         norm = files.norm("model.norm.weight")
         weights = Weights(embedding, layers, norm, head, checkpoint.layers.start)
         if config.experts is not None and (device.type == "cpu" or checkpoint.part is not None):
@@ -155,6 +162,23 @@ def layer_stacks(checkpoint: Checkpoint, number: int) -> dict[str, Stack]:
     return {name: stack_of(checkpoint, f"{number}.{name}", prefix, *some) for name, some in parts.items()}
 
 
+def latent_stacks(checkpoint: Checkpoint, number: int) -> dict[str, Stack]:
+    """The matrices `keys` and `values` that latent attention has in a layer for each head, side by side; see
+    LatentWeights."""
+    latent, names = checkpoint.config.latent, layer_names(checkpoint.config).latent
+    if latent is None or names is None:
+        return {}
+    pieces = checkpoint.pieces(f"model.layers.{number}.{names.keys_values}.weight")
+    size = latent.plain_dim + latent.value_dim
+    begins = [(piece, begin) for piece in pieces for begin in range(0, piece.shape[0], size)]
+    keys = tuple(piece.cut(0, range(begin, begin + latent.plain_dim)) for piece, begin in begins)
+    values = tuple(piece.cut(0, range(begin + latent.plain_dim, begin + size)) for piece, begin in begins)
+    return {
+        "keys": Stack(f"{number}.keys", keys, turned=True, exact=True),
+        "values": Stack(f"{number}.values", values, exact=True),
+    }
+
+
 def expert_stacks(checkpoint: Checkpoint, number: int, name: str) -> list[Stack]:
     """The matrices `gate_up` or `down` of a layer's experts, one for each."""
     config, prefix = checkpoint.config, f"model.layers.{number}."
@@ -176,11 +200,12 @@ def expert_stacks(checkpoint: Checkpoint, number: int, name: str) -> list[Stack]
 
 
 def all_stacks(checkpoint: Checkpoint) -> Iterator[Stack]:
-    """Every matrix that `load_weights` asks `keep` about."""
+    """Every matrix that `load_weights` asks `keep` or `keep_heads` about."""
     if checkpoint.ends:
         yield head_stack(checkpoint)
     for number in checkpoint.layers:
         yield from layer_stacks(checkpoint, number).values()
+        yield from latent_stacks(checkpoint, number).values()
         for name in ("gate_up", "down"):
             yield from expert_stacks(checkpoint, number, name)
 
@@ -188,7 +213,15 @@ def all_stacks(checkpoint: Checkpoint) -> Iterator[Stack]:
 _Kept = Callable[[Stack, Tensor | None], tuple[Matrix, Tensor | None]]
 
 
-def _layer(files: _Files, checkpoint: Checkpoint, number: int, keep: _Kept, compute: torch.dtype) -> LayerWeights:
+def _layer(
+    files: _Files,
+    checkpoint: Checkpoint,
+    number: int,
+    *,
+    keep: _Kept,
+    keep_heads: KeepHeads | None,
+    compute: torch.dtype,
+) -> LayerWeights:
     config, prefix = checkpoint.config, f"model.layers.{number}."
     names, stacks = layer_names(config), layer_stacks(checkpoint, number)
     qkv, qkv_bias = keep(stacks["qkv"], _input_bias(files, config, names, prefix))
@@ -202,7 +235,7 @@ def _layer(files: _Files, checkpoint: Checkpoint, number: int, keep: _Kept, comp
         qkv=qkv,
         qkv_bias=qkv_bias,
         qk_norm=_head_norms(config, norm(names.q_norm), norm(names.k_norm)) if config.qk_norm else None,
-        latent=_latent(files, config, names, prefix, stacks=stacks, keep=keep, compute=compute),
+        latent=_latent(files, checkpoint, number, stacks=stacks, keep=keep, keep_heads=keep_heads, compute=compute),
         out=out,
         out_bias=out_bias,
         attention_post_norm=norm(names.attention_post_norm) if config.post_norms else None,
@@ -241,24 +274,31 @@ def _input_bias(files: _Files, config: ModelConfig, names: LayerNames, prefix: s
 
 def _latent(
     files: _Files,
-    config: ModelConfig,
-    names: LayerNames,
-    prefix: str,
+    checkpoint: Checkpoint,
+    number: int,
     *,
     stacks: dict[str, Stack],
     keep: _Kept,
+    keep_heads: KeepHeads | None,
     compute: torch.dtype,
 ) -> LatentWeights | None:
-    latent, own = config.latent, names.latent
+    config, prefix = checkpoint.config, f"model.layers.{number}."
+    latent, own = config.latent, layer_names(config).latent
     if latent is None or own is None:
         return None
-    both = files.one(f"{prefix}{own.keys_values}.weight").to(compute)
-    both = both.view(config.n_heads, latent.plain_dim + latent.value_dim, latent.rank)
+    if keep_heads is None:
+        both = files.one(f"{prefix}{own.keys_values}.weight").to(compute)
+        both = both.view(config.n_heads, latent.plain_dim + latent.value_dim, latent.rank)
+        keys: Tensor | SideBySide = both[:, : latent.plain_dim].contiguous()
+        values: Tensor | SideBySide = both[:, latent.plain_dim :].transpose(1, 2).contiguous()
+    else:
+        keys, values = (keep_heads(stack) for stack in latent_stacks(checkpoint, number).values())
     asked = "query" in stacks
     return LatentWeights(
         norm=files.norm(f"{prefix}{own.norm}.weight"),
-        keys=both[:, : latent.plain_dim].contiguous(),
-        values=both[:, latent.plain_dim :].transpose(1, 2).contiguous(),
+        heads=config.n_heads,
+        keys=keys,
+        values=values,
         query_norm=files.norm(f"{prefix}{own.query_norm}.weight") if asked else None,
         query=keep(stacks["query"], None)[0] if asked else None,
     )

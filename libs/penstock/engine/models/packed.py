@@ -18,8 +18,16 @@ from penstock.engine.kernels.cpu.memory import anonymous
 from penstock.engine.kernels.cpu.pack import pack
 from penstock.engine.kernels.cpu.packed import Packed
 from penstock.engine.kernels.cpu.packed_cache import PackedCache
-from penstock.engine.kernels.cpu.packed_file import PAGE, Record, finish, packed_of, record_of, write_bytes
-from penstock.engine.kernels.cpu.packing import Packer, pack_slices, plan, sliced
+from penstock.engine.kernels.cpu.packed_file import (
+    PAGE,
+    Place,
+    Record,
+    finish,
+    packed_of,
+    record_of,
+    write_bytes,
+)
+from penstock.engine.kernels.cpu.packing import Packer, Write, foreseen, pack_slices, plan, sliced
 from penstock.engine.kernels.rounding import kind_of
 from penstock.engine.layers.stacks import Stack
 from penstock.engine.layers.stored import numbers, read_tensor
@@ -103,53 +111,63 @@ class _Job:
         self._dtype = dtype
         self._threads = threads
         self.packer = packer
-        self._sliced = all(sliced(stack, kinds[stack.name]) for stack in stacks)
+        self._foreseen = all(foreseen(stack, kinds[stack.name]) for stack in stacks)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the packed matrices; the stored size when the packed size is not known in advance."""
-        if self._sliced:
+        if self._foreseen:
             return plan(self._stacks, self._kinds, 0)[1]
         return sum(part.nbytes for stack in self._stacks for part in stack.parts)
 
     def in_memory(self) -> dict[str, Packed]:
-        if self._sliced:
-            return self._slices_in_memory(self._stacks, self._kinds)
+        if self._foreseen:
+            return self._placed_in_memory(self._stacks)
         return {stack.name: self._whole(stack) for stack in self._stacks}
 
     def to_file(self, file: int) -> None:
+        def write(at: int, piece: Tensor) -> None:
+            write_bytes(file, at, piece)
+
         records: dict[str, Record] = {}
-        if self._sliced:
+        if self._foreseen:
             records, end = plan(self._stacks, self._kinds, PAGE)
-
-            def write(at: int, piece: Tensor) -> None:
-                write_bytes(file, at, piece)
-
-            pack_slices(self.packer, self._stacks, records, threads=self._threads, write=write)
+            self._place(self._stacks, records, write)
         else:
             end = PAGE
             for stack in self._stacks:  # one matrix at a time in memory
                 records[stack.name], tensors, end = record_of(self._whole(stack), end)
                 for place, tensor in tensors:
-                    write_bytes(file, place.at, tensor)
+                    write(place.at, tensor)
         finish(file, records, end, lambda content: self.packer.checksums(content, self._threads))
 
-    def _slices_in_memory(self, stacks: Sequence[Stack], kinds: Mapping[str, str]) -> dict[str, Packed]:
-        records, end = plan(stacks, kinds, 0)
+    def _placed_in_memory(self, stacks: Sequence[Stack]) -> dict[str, Packed]:
+        records, end = plan(stacks, self._kinds, 0)
         content = anonymous(end)
 
         def write(at: int, piece: Tensor) -> None:
-            content[at : at + piece.numel()].copy_(piece)
+            content[at : at + piece.nbytes].copy_(piece.reshape(-1).view(torch.uint8))
 
-        pack_slices(self.packer, stacks, records, threads=self._threads, write=write)
+        self._place(stacks, records, write)
         return {name: packed_of(record, content) for name, record in records.items()}
+
+    def _place(self, stacks: Sequence[Stack], records: Mapping[str, Record], write: Write) -> None:
+        """Packs matrices, and writes them where `plan` has planned them."""
+        slices = [stack for stack in stacks if sliced(stack, self._kinds[stack.name])]
+        pack_slices(self.packer, slices, records, threads=self._threads, write=write)
+        for stack in stacks:
+            if sliced(stack, self._kinds[stack.name]):
+                continue
+            packed, record = self._whole(stack), records[stack.name]
+            for name, place in record.items():
+                if isinstance(place, Place):
+                    write(place.at, getattr(packed, name))
 
     def _whole(self, stack: Stack) -> Packed:
         name, kind = stack.name, self._kinds[stack.name]
         if kind == "lossless" and sliced(stack, "bfloat16"):
-            return compressed(library(), self._slices_in_memory([stack], {name: "bfloat16"})[name])
-        if sliced(stack, kind):
-            return self._slices_in_memory([stack], {name: kind})[name]
+            plain = _Job([stack], {name: "bfloat16"}, self._dtype, self._threads, self.packer)
+            return compressed(library(), plain.in_memory()[name])
         return pack(stack.joined(self._read), kind)
 
     def _read(self, part: TensorInfo) -> Tensor:

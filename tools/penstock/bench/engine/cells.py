@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.bench.engine.shapes import BIG, SMALL, LlamaShape
+from penstock.bench.engine.shapes import BIG, SMALL, ModelShape
 from penstock.bench.engine.subjects import OURS, PEERS, Needs, Subject
 
 
@@ -34,7 +34,7 @@ class Cell:
 class Sitting:
     """Cells for which the same processes take turns. The first subject is what the others are compared with."""
 
-    shape: LlamaShape
+    shape: ModelShape
     subjects: tuple[Subject, ...]
     cells: tuple[Cell, ...]
 

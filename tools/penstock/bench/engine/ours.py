@@ -54,10 +54,12 @@ class Foreseen:
     def __init__(self) -> None:
         self.tokens: Sequence[int] = ()
         """Keeps the tokens of a finished request: prompt and output."""
+        self.most = _DRAFTS
+        """Of one step."""
 
     def propose(self, ask: DraftAsk) -> Sequence[int]:
         """The drafts for an ask."""
-        return self.tokens[len(ask.tokens) : len(ask.tokens) + ask.k]
+        return self.tokens[len(ask.tokens) : len(ask.tokens) + min(ask.k, self.most)]
 
 
 class Ours:
@@ -112,12 +114,13 @@ class Ours:
             raise RuntimeError("the first streams ended before the last one began")
         return end
 
-    async def verify(self, prompt: Sequence[int], steps: int) -> dict[str, float]:
-        """Seconds of a step that gives one token, and of one that verifies four drafts and gives five."""
-        self._foreseen.tokens = ()
-        plain = await self._generated(prompt, (_DRAFTS + 1) * steps + 1, Zeros(len(prompt) - 1))
+    async def verify(self, prompt: Sequence[int], steps: int, drafts: int = _DRAFTS) -> dict[str, float]:
+        """Seconds of a step that gives one token, and of one that verifies so many drafts, four at most, and gives one
+        more."""
+        self._foreseen.tokens, self._foreseen.most = (), drafts
+        plain = await self._generated(prompt, (drafts + 1) * steps + 1, Zeros(len(prompt) - 1))
         self._foreseen.tokens = (*prompt, *plain.tokens)
-        drafted = await self._generated(prompt, (_DRAFTS + 1) * steps + 1, Zeros(len(prompt) - 1))
+        drafted = await self._generated(prompt, (drafts + 1) * steps + 1, Zeros(len(prompt) - 1))
         self._foreseen.tokens = ()
         return {
             "step_s": plain.seconds / (len(plain.tokens) - 1),
@@ -172,13 +175,14 @@ async def opened(
 ) -> AsyncIterator[Ours]:
     """Opens the engine for the length of the block.
 
-    `kind` is a dtype of the engine, or `lossless`; `drafts` enables `verify`; `settings` are further fields of its
-    config. Raises ValueError for a field that this engine does not have.
+    `kind` is a dtype of the engine, `lossless`, or `torch`, which computes without kernels; `drafts` enables `verify`;
+    `settings` are further fields of its config. Raises ValueError for a field that this engine does not have.
     """
     pool = room + streams * (_SLACK + 16)
     wanted: dict[str, Any] = {"dtype": kind, "kv_pool_tokens": pool, "max_model_len": tokens + _SLACK}
-    if kind == "lossless":
+    if kind in ("lossless", "torch"):
         wanted["dtype"] = "bfloat16"
+    wanted["kernels"] = kind != "torch"
     wanted["weights"] = "lossless" if kind == "lossless" else "plain"
     # The text of random weights repeats itself, which drafts would make use of and no peer does.
     wanted |= {"lookup_tokens": 0, "draft_always": drafts, "draft_tokens": _DRAFTS, "draft_timeout_s": 1.0}

@@ -15,7 +15,7 @@ from typing import Any
 from penstock.bench.engine.cells import Cell, Sitting, parts
 from penstock.bench.engine.limits import Memory
 from penstock.bench.engine.process import Failed, Talk
-from penstock.bench.engine.shapes import LlamaShape, checkpoint, weight_bytes
+from penstock.bench.engine.shapes import ModelShape, checkpoint, weight_bytes
 from penstock.bench.engine.subjects import Places, Subject, prepare, running
 from penstock.bench.harness import interleave
 
@@ -64,7 +64,7 @@ class Asked:
 
     subject: Subject
     places: Places
-    shape: LlamaShape
+    shape: ModelShape
     values: Mapping[str, object]
     """Arguments of the `load` question."""
     reason: str = ""
@@ -136,7 +136,7 @@ async def _cell(cell: Cell, session: Sitting, asked: Mapping[str, Asked], memory
     return rows
 
 
-async def _sample(cell: Cell, shape: LlamaShape, one: Asked, memory: Memory, number: int) -> CellSample:
+async def _sample(cell: Cell, shape: ModelShape, one: Asked, memory: Memory, number: int) -> CellSample:
     await asyncio.sleep(_PAUSE_S)
     before = memory.rate()
     if cell.steps:
@@ -147,7 +147,7 @@ async def _sample(cell: Cell, shape: LlamaShape, one: Asked, memory: Memory, num
     return CellSample(cell.work / seconds, (before + memory.rate()) / 2)
 
 
-def prompt(shape: LlamaShape, tokens: int, seed: object) -> list[int]:
+def prompt(shape: ModelShape, tokens: int, seed: object) -> list[int]:
     """Random token ids, the same for the same seed."""
     source = random.Random(repr(seed))
     return [source.randrange(300, shape.vocab) for _ in range(tokens)]

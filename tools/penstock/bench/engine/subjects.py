@@ -27,7 +27,7 @@ class Subject:
     engine: str
     """`OURS` or one of `PEERS`."""
     kind: str = "bfloat16"
-    """bfloat16, int8, int4, or ours alone: lossless."""
+    """bfloat16, int8, int4, or ours alone: lossless, and torch, which is bfloat16 without kernels."""
 
     @property
     def name(self) -> str:

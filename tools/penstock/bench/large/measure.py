@@ -8,6 +8,7 @@ from penstock.bench.harness import BenchReport
 from penstock.bench.large.experts import expert_figures
 from penstock.bench.large.families import family_figures
 from penstock.bench.large.fetching import fetch_figures
+from penstock.bench.large.forms import form_figures
 from penstock.bench.large.kv_bytes import kv_figures
 from penstock.bench.large.lora import lora_figures
 from penstock.bench.large.pictures import picture_figures
@@ -19,6 +20,7 @@ PARTS: Parts = {
     "kv": kv_figures,
     "fetch": fetch_figures,
     "experts": expert_figures,
+    "forms": form_figures,
     "ranks": rank_figures,
     "lora": lora_figures,
     "pictures": picture_figures,

@@ -39,10 +39,45 @@ _FETCHED = (
     Line("sliding_fetch_s_mapped", "seconds out of the store's memory : those of all of them"),
     Line("sliding_fetch_s_streamed", "the same as a stream"),
 )
+_SHAPES = (("deepseek", "DeepSeek V3's form"), ("llama4", "Llama 4's form"))
+_FORMS = (
+    *(
+        line
+        for shape, name in _SHAPES
+        for line in (
+            Line(f"{shape}_decode_vs_best", f"{name}, tokens/s of one stream: ours : the best peer's"),
+            Line(f"{shape}_decode8_vs_best", "the same of 8 streams"),
+            Line(f"{shape}_decode_vs_torch", f"{name}, tokens/s of one stream: with kernels : without"),
+            Line(f"{shape}_decode8_vs_torch", "the same of 8 streams"),
+        )
+    ),
+    Line("deepseek_decode_4k_vs_best", "DeepSeek V3's form behind 4,096 tokens, tokens/s: ours : the best peer's"),
+    Line("deepseek_decode_4k_vs_torch", "the same: with kernels : without"),
+    Line("deepseek_verify3_4k_vs_step", "seconds of a step there that verifies two drafts : of one with one token"),
+    Line("deepseek_verify5_4k_vs_step", "the same of four drafts"),
+    *(
+        Line(f"{cell}_{shape}_{engine}_tokens_per_s", f"{name}, {words}, {streams}, tokens/s", 1)
+        for shape, name in _SHAPES
+        for cell, streams in (("decode_b1", "one stream"), ("decode_b8", "8 streams"))
+        for engine, words in (
+            ("penstock", "penstock"),
+            ("penstock_torch", "penstock without kernels"),
+            ("transformers", "transformers"),
+        )
+    ),
+)
+_OF_FORMS = """Forms: two models of a thousand million random parameters in bfloat16, of which a token uses a quarter;
+the bare engine with two threads beside transformers on the same weights and beside itself without kernels. One keeps as
+much of a token as DeepSeek V3, a vector of 512 numbers and 64 rotated ones, for 32 heads, and has a shared expert and
+48 others, of which a token uses four, chosen by sigmoids, a correction and groups. The other is a Llama 4 with a shared
+expert and 16 others, of which a token uses one. They are not beside llama.cpp, because the bench writes its files for
+Llama and Mixtral alone."""
 
 
 def section(now: Results, earlier: Results | None = None) -> str:
     """In Markdown."""
+    measured = [line for line in _FORMS if now.has(line.id)]
+    forms = f"\n{_OF_FORMS}\n\n{figures(measured, now, earlier)}\n{now.elsewhere('deepseek_')}" if measured else ""
     other = "" if earlier is None else f" The other run: {earlier.machine}."
     return f"""## What large models are made of
 
@@ -55,7 +90,7 @@ beside four layers of a model of 1B. Pictures: of 336 pixels along a side, noise
 random weights in float32; and through the whole mesh as it comes.
 
 {figures(_LINES, now, earlier)}
-
+{forms}
 Measured on {now.machine}.{other}
 
 What is fetched of a long prefix where five layers in six look at 1,024 tokens: by a worker's own code, of blocks that a

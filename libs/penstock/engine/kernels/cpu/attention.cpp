@@ -45,6 +45,7 @@ bool in_pairs(const Model &model) {
 
 constexpr int kAlone = -1;  // no other sequence has the same pages
 constexpr int kFew = 16;  // so many queries, or fewer, look at a shared piece in lanes: columns would be empty in part
+constexpr int kPiecedQueries = 2 * kTile;  // most that have units for each piece
 
 }  // namespace
 
@@ -63,13 +64,12 @@ Attention::Attention(Team *team, const Model &model, const Step &step, const flo
   room_size_ = (room + kTile * Seen::size(model.head_dim) + 15) / 16 * 16;
   room_ = scratch.floats(room_size_ * members);
   int chunks = 0;
-  for (int sequence = 0; sequence < step.sequences; ++sequence) chunks += pieces(sequence);
-  share_ = chunks * model.kv_heads / (2 * members);
-  for (int sequence = 0, sample = 0; sequence < step.sequences; ++sequence) {
-    const int before = sample;
-    while (sample < step.samples && step.sampled[sample] < step.first[sequence + 1]) ++sample;
-    units_of(sequence, sample > before);
+  for (int sequence = 0; sequence < step.sequences; ++sequence) {
+    chunks += pieces(sequence);
+    even_ += int64_t(pieces(sequence)) * rows(sequence) * model.heads;
   }
+  share_ = chunks * model.kv_heads / (2 * members), even_ /= members;
+  for (int sequence = 0; sequence < step.sequences; ++sequence) units_of(sequence);
   units_of_pieces();
   parts_ = scratch.floats(all_parts_);
   left_ = std::vector<std::atomic<int>>(shares_.size());
@@ -102,22 +102,37 @@ bool Attention::few(const Unit &unit) const {
   return unit.joint < 0 && unit.from == 0 && unit.to > 0 && unit.to <= kLanes;
 }
 
-void Attention::units_of(int sequence, bool needed) {
-  const int first = step_.first[sequence], queries = rows(sequence) * group_, count = pieces(sequence);
-  if (queries > kTile) {
-    add(keeps_, {sequence, 0, 0, count, 0, 0, false, false});
+// Whether any of these rows is sampled.
+bool Attention::is_sampled(int first, int last) const {
+  const int32_t *next = std::lower_bound(step_.sampled, step_.sampled + step_.samples, first);
+  return next < step_.sampled + step_.samples && *next < last;
+}
+
+void Attention::units_of(int sequence) {
+  const int first = step_.first[sequence], last = step_.first[sequence + 1], count = pieces(sequence);
+  const int queries = rows(sequence) * group_, most = kTile / group_;  // rows that look together
+  // Many have units for each piece only where one for all pieces would be more than a thread's share.
+  const bool uneven = int64_t(count) * std::min(queries, kTile) > even_;
+  const bool pieced = count > 1 && most && queries <= (uneven ? kPiecedQueries : kQueries);
+  if (queries <= kTile && !pieced) {
+    add(units_, {sequence, 0, 0, count, 0, queries, false, is_sampled(first, last)});
+    return;
+  }
+  const bool kept = queries > kTile;
+  if (kept) add(keeps_, {sequence, 0, 0, count, 0, 0, false, false});
+  if (!pieced) {
     for (int from = 0; from < queries; from += kTile) {
       const int to = std::min(from + kTile, queries);
-      const int32_t *next = std::lower_bound(step_.sampled, step_.sampled + step_.samples, first + from / group_);
-      const bool some = next < step_.sampled + step_.samples && *next <= first + (to - 1) / group_;
-      add(units_, {sequence, 0, 0, count, from, to, true, some});
+      const bool needed = is_sampled(first + from / group_, first + (to - 1) / group_ + 1);
+      add(units_, {sequence, 0, 0, count, from, to, true, needed});
     }
-  } else if (queries > kQueries || count == 1) {
-    add(units_, {sequence, 0, 0, count, 0, queries, false, needed});
-  } else {
-    pieced_.push_back({sequence, needed, int(shares_.size()), all_parts_});
-    all_parts_ += model_.kv_heads * count * int64_t(queries) * Seen::size(model_.head_dim);
-    shares_.insert(shares_.end(), model_.kv_heads, count * rows(sequence));
+    return;
+  }
+  for (int row = first; row < last; row += most) {
+    const int end = std::min(row + most, last);
+    pieced_.push_back({sequence, row, end, kept, is_sampled(row, end), int(shares_.size()), all_parts_});
+    all_parts_ += model_.kv_heads * count * int64_t(end - row) * group_ * Seen::size(model_.head_dim);
+    shares_.insert(shares_.end(), model_.kv_heads, count * (end - row));
   }
 }
 
@@ -135,7 +150,8 @@ void Attention::units_of_pieces() {
         if (group[j] == group[i] && next[j] == kAlone && same_pages(i, j, piece)) sharers.push_back(j);
       if (sharers.size() == 1) {
         const Pieced &own = pieced_[i];
-        add(units_, {own.sequence, 0, piece, piece + 1, 0, rows(own.sequence) * group_, false, own.needed, i});
+        const int from = query_of(own), to = from + own.rows() * group_;
+        add(units_, {own.sequence, 0, piece, piece + 1, from, to, own.kept, own.needed, i});
         continue;
       }
       for (int sharer : sharers) next[sharer] = i;
@@ -158,8 +174,7 @@ bool Attention::same_pages(int one, int other, int piece) const {
 void Attention::join(const std::vector<int> &sharers, int piece) {
   std::vector<Row> all;
   for (int sharer : sharers) {
-    const int sequence = pieced_[sharer].sequence;
-    for (int row = step_.first[sequence]; row < step_.first[sequence + 1]; ++row) all.push_back({row, sharer});
+    for (int row = pieced_[sharer].first; row < pieced_[sharer].last; ++row) all.push_back({row, sharer});
   }
   std::stable_sort(all.begin(), all.end(), [this](const Row &one, const Row &other) {
     return step_.position[one.row] < step_.position[other.row];
@@ -177,8 +192,8 @@ int Attention::pieces(int sequence) const { return step_.position[step_.first[se
 int Attention::rows(int sequence) const { return step_.first[sequence + 1] - step_.first[sequence]; }
 
 float *Attention::part(const Pieced &own, int kv_head, int piece, int row) const {
-  const int64_t size = group_ * Seen::size(model_.head_dim), all = rows(own.sequence);
-  return parts_ + own.parts + ((int64_t(kv_head) * pieces(own.sequence) + piece) * all + row) * size;
+  const int64_t size = group_ * Seen::size(model_.head_dim);
+  return parts_ + own.parts + ((int64_t(kv_head) * pieces(own.sequence) + piece) * own.rows() + row) * size;
 }
 
 void Attention::keep(int layer, int chunk, int member) { run(layer, keeps_[chunk], member, true); }
@@ -240,9 +255,12 @@ template <class Way, class Own> void Attention::run_as(int layer, const Unit &un
     return;
   }
   const Pieced &own = pieced_[unit.pieced];
-  head.ask(0, head.queries());
-  head.look(unit.begin, part(own, unit.kv_head, unit.begin, 0));
-  if (done(own, unit.kv_head, rows(own.sequence))) finish(own, unit.kv_head, head);
+  float *to = part(own, unit.kv_head, unit.begin, 0);
+  for (int from = unit.from; from < unit.to; from += Way::kMost) {
+    head.ask(from, std::min(from + Way::kMost, unit.to));
+    head.look(unit.begin, to + int64_t(from - unit.from) * Seen::size(model_.head_dim));
+  }
+  if (done(own, unit.kv_head, own.rows())) finish(own, unit.kv_head, head);
 }
 
 // `Together` is how the unit's heads look, `Way` how one of them does.
@@ -259,8 +277,8 @@ void Attention::run_together(int layer, const Unit &unit, float *room, bool samp
   Together(model_, step_, layer, unit.sequence, unit.kv_head, unit.heads, qkv_, own).look(unit.begin, seen);
   for (int number = 0; number < unit.heads; ++number) {
     Way single = head(number);
-    single.choose(0, queries);
     if (unit.pieced < 0) {
+      single.choose(0, queries);
       single.forget();
       single.join(seen + number * size);
       single.finish(mixed_);
@@ -268,7 +286,7 @@ void Attention::run_together(int layer, const Unit &unit, float *room, bool samp
     }
     const Pieced &whose = pieced_[unit.pieced];
     std::memcpy(part(whose, unit.kv_head + number, unit.begin, 0), seen + number * size, size * sizeof(float));
-    if (done(whose, unit.kv_head + number, rows(whose.sequence))) finish(whose, unit.kv_head + number, single);
+    if (done(whose, unit.kv_head + number, whose.rows())) finish(whose, unit.kv_head + number, single);
   }
 }
 
@@ -288,11 +306,10 @@ template <class Way, class Own> void Attention::run_joint(int layer, const Unit 
   for (size_t i = 0; i < joint.size(); ++i) {
     const Pieced &whose = pieced_[joint[i].pieced];
     if (sampled && !whose.needed) continue;
-    float *to = part(whose, unit.kv_head, unit.begin, joint[i].row - step_.first[whose.sequence]);
+    float *to = part(whose, unit.kv_head, unit.begin, joint[i].row - whose.first);
     std::memcpy(to, seen + int64_t(i) * group_ * size, group_ * size * sizeof(float));
     if (!done(whose, unit.kv_head, 1)) continue;
     Own single(model_, step_, layer, whose.sequence, unit.kv_head, qkv_, own);
-    single.choose(0, single.queries());
     finish(whose, unit.kv_head, single);
   }
 }
@@ -307,9 +324,14 @@ bool Attention::done(const Pieced &own, int kv_head, int rows) {
 
 // Joins what the queries of a head have seen in all pieces.
 template <class Way> void Attention::finish(const Pieced &own, int kv_head, Way &head) {
-  head.forget();
-  for (int piece = 0; piece < pieces(own.sequence); ++piece) head.join(part(own, kv_head, piece, 0));
-  head.finish(mixed_);
+  const int first = query_of(own), count = own.rows() * group_;
+  for (int from = 0; from < count; from += Way::kMost) {
+    head.choose(first + from, first + std::min(from + Way::kMost, count));
+    head.forget();
+    for (int piece = 0; piece < pieces(own.sequence); ++piece)
+      head.join(part(own, kv_head, piece, 0) + int64_t(from) * Seen::size(model_.head_dim));
+    head.finish(mixed_);
+  }
 }
 
 void attend(Team *team, const Model &model, const Step &step, const float *qkv, float *mixed) {

@@ -22,7 +22,8 @@ constexpr int kPiece = 512;  // positions in one piece of a context
 // cascade inference, Ye et al. 2024). What each row sees of the piece is joined as if it had looked alone.
 class Attention {
  public:
-  // Reads `qkv` [rows, asked_width] and writes `mixed` [rows, heads head_dim].
+  // Reads `qkv` [rows, asked_width] and writes `mixed` [rows, heads head_dim]. With latent attention they may be the
+  // same memory: a row's result in a head is written when nobody needs the query there any more.
   Attention(Team *team, const Model &model, const Step &step, const float *qkv, float *mixed, Scratch &scratch);
 
   // The chunks of the first phase, which stores the keys and values of runs with many rows. Those of other runs are
@@ -45,12 +46,14 @@ class Attention {
     int joint = -1;   // the entry of `joints_` if the rows are of several sequences
     int heads = 1;    // key heads from `kv_head` on
   };
-  // A sequence whose pieces are looked at by units of their own.
+  // Rows of a sequence, no more than look together, for which units of their own look at each piece.
   struct Pieced {
     int sequence;
-    bool needed;
+    int first, last;  // rows of the step
+    bool kept, needed;
     int shared;     // the entry of `left_` for its first head
     int64_t parts;  // where the results of its pieces begin in `parts_`
+    int rows() const { return last - first; }
   };
   // A row that looks at a piece with others, and the entry of `pieced_` for its sequence.
   struct Row {
@@ -66,14 +69,16 @@ class Attention {
   template <class Way, class Own> void run_joint(int layer, const Unit &unit, float *room, bool sampled);
   bool done(const Pieced &own, int kv_head, int rows);
   template <class Way> void finish(const Pieced &own, int kv_head, Way &head);
+  int query_of(const Pieced &own) const { return (own.first - step_.first[own.sequence]) * group_; }
 
   void add(std::vector<Unit> &units, Unit unit);
   int heads_together(const Unit &unit) const;
   bool few(const Unit &unit) const;
-  void units_of(int sequence, bool needed);
+  void units_of(int sequence);
   void units_of_pieces();
   void join(const std::vector<int> &sharers, int piece);
   bool same_pages(int one, int other, int piece) const;
+  bool is_sampled(int first, int last) const;
   int pieces(int sequence) const;
   int rows(int sequence) const;
   float *part(const Pieced &own, int kv_head, int piece, int row) const;
@@ -83,7 +88,8 @@ class Attention {
   const float *qkv_;
   float *mixed_;
   const int group_;
-  int share_ = 0;  // how many heads of a piece a unit may take so that there are enough for all threads
+  int share_ = 0;     // how many heads of a piece a unit may take so that there are enough for all threads
+  int64_t even_ = 0;  // how many pieces each thread would look at for one query, if all had as many
   std::vector<Unit> units_, keeps_;
   std::vector<Pieced> pieced_;
   std::vector<std::vector<Row>> joints_;  // by position

@@ -37,7 +37,7 @@ from penstock.engine.kernels.cpu.packed import LANES
 from penstock.engine.layers.feedforward import Dense, Routed
 from penstock.engine.layers.latent import LATENT_EPS, expands
 from penstock.engine.layers.linear import Matrix
-from penstock.engine.layers.weights import LatentWeights, LayerWeights, Weights
+from penstock.engine.layers.weights import LatentWeights, LayerWeights, SideBySide, Weights
 from penstock.engine.step.batch import Rows, sampled_rows, turned_apart, turned_rows
 from penstock.engine.step.features import Features
 from penstock.engine.step.memory import PageMemory
@@ -280,19 +280,19 @@ class CompiledDecoder:
 
     def _latent(self, weights: LatentWeights) -> dict[str, Any]:
         """Queries and vectors have turned when attention gets them."""
-        absorb, release = self._each_head(weights.keys), self._each_head(weights.values)
+        absorb, release = (self._each_head(own, weights.heads) for own in (weights.keys, weights.values))
         found = {"latent_norm": self._floats(weights.norm), "absorb": addressof(absorb), "release": addressof(release)}
         if weights.query is None or weights.query_norm is None:
             return found
         return {"query": _args(weights.query), "query_norm": self._floats(weights.query_norm), **found}
 
-    def _each_head(self, matrices: Tensor) -> Any:
-        """The arguments for each of [heads, in, out], in memory that this object keeps."""
-        kind, (heads, _, columns) = "float32" if self._head.kind == "float32" else "bfloat16", matrices.shape
-        whole = PackedMatrix.pack(self._machine, matrices.transpose(0, 1).flatten(1), None, kind)
-        parts = [whole.columns(head * columns, (head + 1) * columns).args for head in range(heads)]
+    def _each_head(self, matrices: Tensor | SideBySide, heads: int) -> Any:
+        """The arguments for the matrix of each head, in memory that this object keeps."""
+        assert isinstance(matrices, PackedMatrix), "steps need packed weights"
+        columns = matrices.shape[1] // heads
+        parts = [matrices.columns(head * columns, (head + 1) * columns).args for head in range(heads)]
         args = (LinearArgs * heads)(*parts)
-        self._keep += [whole, args]
+        self._keep.append(args)
         return args
 
     def _dense(self, block: Dense | None) -> dict[str, Any]:

@@ -57,6 +57,12 @@ class PackedMatrix:
         """How its numbers are kept: float32, bfloat16, int8, int4 or lossless."""
         return self.packed.kind
 
+    def dense(self) -> Tensor:
+        """All of it as float32 [in, columns], in new memory."""
+        panels = self.packed.outputs // LANES
+        found = self.machine.unpack(self.args, 0, panels, torch.empty(self.packed.inputs * self.packed.outputs))
+        return found[:, self.first : self.first + self.shape[1]]
+
     def columns(self, first: int, last: int) -> PackedMatrix:
         """A view of the columns [first, last). Whole panels are multiplied, so multiples of 16 waste nothing."""
         first, last = first + self.first, last + self.first

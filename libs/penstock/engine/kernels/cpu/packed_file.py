@@ -27,8 +27,8 @@ from torch import Tensor
 from penstock.engine.kernels.cpu.memory import populated
 from penstock.engine.kernels.cpu.packed import Packed
 
-FORMAT = 1
-"""The version of this format and of the order of `pack`; files with another version are not read."""
+FORMAT = 2
+"""The version of this format, of the order of `pack` and of what is packed; files with another version are not read."""
 PAGE = 4096
 ALIGNED = 128
 _MAGIC = b"penstock packed %04d" % FORMAT

@@ -98,7 +98,12 @@ def sliced(stack: Stack, kind: str) -> bool:
     """Whether `pack_slices` can pack this matrix; `pack.pack` packs all others, whole."""
     plain = not stack.turned and all(part.scale is None for part in stack.parts)
     plain = plain or (kind == "int4" and keeps_groups(stack))
-    return kind in _SLICED and plain and len({part.dtype for part in stack.parts}) == 1 and stack.inputs % 2 == 0
+    return foreseen(stack, kind) and plain and len({part.dtype for part in stack.parts}) == 1
+
+
+def foreseen(stack: Stack, kind: str) -> bool:
+    """Whether `plan` knows the size of this matrix, however it is packed."""
+    return kind in _SLICED and stack.inputs % 2 == 0
 
 
 def plan(stacks: Sequence[Stack], kinds: Mapping[str, str], at: int) -> tuple[dict[str, Record], int]:
@@ -129,7 +134,7 @@ Write = Callable[[int, Tensor], None]
 
 
 def pack_slices(
-    packer: Packer, stacks: Sequence[Stack], records: dict[str, Record], *, threads: int, write: Write
+    packer: Packer, stacks: Sequence[Stack], records: Mapping[str, Record], *, threads: int, write: Write
 ) -> None:
     """Packs the matrices that `plan` has planned; `threads` threads call `write`. Raises CheckpointError."""
     with ExitStack() as closing:
@@ -161,7 +166,7 @@ def _open(file: Path, closing: ExitStack) -> int:
 class _Slices:
     """Packs slices in one thread, with buffers of its own."""
 
-    def __init__(self, packer: Packer, files: dict[Path, int], records: dict[str, Record], write: Write) -> None:
+    def __init__(self, packer: Packer, files: dict[Path, int], records: Mapping[str, Record], write: Write) -> None:
         self._packer = packer
         self._files = files
         self._records = records

@@ -12,6 +12,8 @@ def misfit(config: ModelConfig) -> str | None:
         sizes["moe_intermediate_size"] = config.experts.intermediate_size
     if config.latent is not None:
         sizes["q_lora_rank"] = config.latent.query_rank or 0
+        sizes["kv_lora_rank"] = config.latent.rank
+        sizes["qk_nope_head_dim"] = config.latent.plain_dim
         sizes["num_attention_heads times v_head_dim"] = config.n_heads * config.latent.value_dim
     for name, size in sizes.items():
         if size % 2:

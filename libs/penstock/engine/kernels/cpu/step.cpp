@@ -56,7 +56,7 @@ class Pass {
         mixed_(floats(narrow())),
         queries_(model.query_rank ? floats(model.heads * (model.plain_dim + model.turned_dim)) : qkv_),
         asked_(model.rank ? floats(int(asked_width(model))) : qkv_),
-        attended_(model.rank ? floats(model.heads * model.head_dim) : mixed_),
+        attended_(model.rank ? asked_ : mixed_),
         inner_(floats(packed_width(model.intermediate))),
         expert_inner_(scratch_.floats(places() * packed_width(model.expert_intermediate))),
         picks_(places()),
@@ -704,7 +704,7 @@ class Pass {
   Scratch scratch_;
   float *const qkv_, *const mixed_;           // [rows, wide()], [rows, narrow()]
   float *const queries_;                      // [rows, query_width()], or `qkv_`
-  float *const asked_, *const attended_;      // what attention reads and writes: [rows, heads, head_dim], or the same
+  float *const asked_, *const attended_;      // what attention reads and writes: [rows, heads, head_dim], or the above
   float *const inner_, *const expert_inner_;  // [rows, intermediate], [places(), expert_intermediate]
   std::vector<int32_t> picks_, rows_;         // experts by row; rows by expert
   std::vector<float> shares_;                 // the weights in the order of `rows_`, then of `picks_`
