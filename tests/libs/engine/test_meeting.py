@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from penstock.engine.errors import RankLost
 from penstock.engine.kernels.cpu.meeting import SharedGroup
 from penstock.engine.layers.adapters import AdapterWeights
+from penstock.engine.ranks import group as ranks
 from penstock.engine.ranks.group import TorchGroup
-from penstock.engine.ranks.messages import PlainRows, StepListener, StepTeller
+from penstock.engine.ranks.messages import PassedAt, PlainRows, StepListener, StepTeller
 
 ROOM = 48
 
@@ -63,6 +64,18 @@ def test_sums_and_logits_are_those_of_all(group, columns):
         member.close()
 
 
+def test_ranks_wait_for_one_that_loads_for_longer_than_a_step_may_take(monkeypatch, tmp_path):
+    monkeypatch.setattr(ranks, "TIMEOUT_S", 1.0)
+    with ThreadPoolExecutor(1) as pool:
+        early = pool.submit(TorchGroup, str(tmp_path / "meeting"), 1, [4, 4])
+        with pytest.raises(TimeoutError):
+            early.result(2.0)
+        members = [TorchGroup(str(tmp_path / "meeting"), 0, [4, 4]), early.result()]
+    assert [sums.tolist() for sums in together(members, lambda _, one: one.add(torch.ones(2)))] == [[2.0, 2.0]] * 2
+    for member in members:
+        member.close()
+
+
 def test_nobody_waits_for_a_rank_that_is_lost():
     one, other = shared([4, 4])
     with ThreadPoolExecutor(1) as pool:
@@ -89,7 +102,7 @@ def test_steps_are_heard_as_they_are_told(steps):
         ]
         changed = [number, 7], [number + 1]
         heard = listener.hear(teller.tell(runs, number % 2 == 0, [], changed=changed))
-        assert heard == (runs, number % 2 == 0, (0, 0, 0), [], *changed)
+        assert heard == (runs, number % 2 == 0, PassedAt(), [], *changed)
 
 
 def test_adapters_are_kept_until_they_are_forgotten():

@@ -10,8 +10,13 @@ import torch
 from penstock.engine.config import EngineConfig, EngineSettings
 from penstock.engine.kernels.cuda import setup
 from penstock.runtime.config import ConfigError
+from penstock.runtime.metrics import WorkerMetrics
 from penstock.testing.checkpoints import TinyModel, write_checkpoint
+from penstock.v1 import router_pb2
+from penstock.worker import opening
+from penstock.worker.config import WorkerConfig
 from penstock.worker.device import check_device
+from penstock.worker.opening import open_worker
 
 
 @pytest.fixture
@@ -52,6 +57,21 @@ def test_each_process_has_a_device(three, directory, fields, says):
         return
     with pytest.raises(ConfigError, match=says):
         check_device(config)
+
+
+async def test_stages_of_other_hosts_need_no_device_here(three, directory, monkeypatch):
+    """What is asked for here is what this host computes."""
+    asked = []
+    monkeypatch.setattr(opening, "check_device", lambda settings: asked.append(settings.devices) or refuse())
+    engine = EngineConfig(directory, device="cuda:1", pp=3, threads=1)
+    config = WorkerConfig(engine=engine, stage_hosts=("127.0.0.1:1", "127.0.0.1:2"))
+    with pytest.raises(ConfigError):
+        await open_worker(config, router_pb2.ROLE_DECODE, refuse, (), metrics=WorkerMetrics()).__aenter__()
+    assert asked == [["cuda:1"]]
+
+
+def refuse(*_: object):
+    raise ConfigError("device", "-", "is enough for this test")
 
 
 def test_without_any_it_says_so(directory, monkeypatch):
