@@ -384,6 +384,34 @@ async def test_without_a_store_what_lacks_its_near_part_is_computed(model: Path,
         await one.says(BASE + text("one more", 40))
 
 
+async def test_a_store_that_lacks_near_parts_is_asked_once(model: Path, alone: Engine) -> None:
+    """The prefix ends far before them, where none is needed that is not there."""
+    async with bench(model, alone, pages=600) as one:
+        prompt = text("long", 55 * SIZE + 3)
+        await one.says(prompt)
+        one.engine.pool.forget(range(1, 601))
+        await one.says(prompt + text("more", 40))
+        for key in Chain(ROOT, SIZE, prompt).keys:
+            one.lose(key)
+        leases, asked, patience = one.client.lease, list[int](), list[bool]()
+        upto = Fetcher.upto
+
+        def lease(keys: Any, *how: Any, **more: Any) -> Any:
+            asked.append(len(keys))
+            return leases(keys, *how, **more)
+
+        async def looked_at(*how: Any, compares: bool = False, **more: Any) -> bool:
+            patience.append(compares)
+            return await upto(*how, compares=compares, **more)
+
+        one.client.lease = lease  # type: ignore[method-assign]
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(Fetcher, "upto", looked_at)
+            await one.says(prompt[: 50 * SIZE] + text("another end", 40))
+        assert len(asked) == 2, "for what comes behind, and for near parts"
+        assert patience == [True, True]
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("seed", range(3))
 async def test_whatever_befalls(model: Path, alone: Engine, seed: int, way: str) -> None:
