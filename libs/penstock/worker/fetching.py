@@ -224,13 +224,15 @@ class StoredPrefix:
     async def load(self, pages: PageWriter) -> LoadResult:
         """Asks once for all blocks; the engine computes those that are missing, or asks for them again later."""
         fetcher, waited = self.fetcher, 0.0
-        if not await fetcher.upto(self._limit, pages, compares=True) and self._claim is not None:
+        await fetcher.upto(self._limit, pages, compares=True)
+        await fetcher.conclude(pages, compares=True)
+        if fetcher.blocks < self._limit and self._claim is not None:
             begin = time.monotonic()
             found = await self._claim.make(fetcher.keys[fetcher.blocks : self._limit], fetcher.blocks)
             waited = time.monotonic() - begin
             if found:
                 await fetcher.upto(fetcher.blocks + found, pages)
-        await fetcher.conclude(pages, compares=True)
+                await fetcher.conclude(pages)
         await fetcher.tell_uses()
         self._loaded(fetcher.stored)
         valid = fetcher.blocks * fetcher.block_size
