@@ -100,8 +100,8 @@ class Seal:
 
     def open(self, name: bytes, sealed: memoryview, into: memoryview) -> bool:
         """Opens a sealed block into a buffer of the block's size, in one pass; a part of several pieces is copied to
-        their places after that. False, and nothing of it there, unless it is the block of this name that
-        a holder of the key has sealed."""
+        their places after that. False, and nothing of it there, unless it is the block of this name that a holder of
+        the key has sealed."""
         if self._parts is not None:
             good = self._open_far(name, sealed, into, self._parts) and self._open_near(name, sealed, into, self._parts)
             if not good:

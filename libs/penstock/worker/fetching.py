@@ -62,7 +62,7 @@ class Fetcher:
     """Number of leading blocks that are in the pages."""
     tiers: list[str] = field(default_factory=list)
     fetched_bytes: int = 0
-    """Of blocks that were not in pages."""
+    """Of whole blocks that were not in pages, however much of each was read."""
     _told: int = 0
     """Blocks from pages of whose use the store has heard."""
 
