@@ -60,7 +60,8 @@ def settled(settings: AnySettings, checkpoint: Checkpoint) -> AnySettings:
     float32 and bfloat16 always work: where the kernels of a CPU do not fit, torch computes.
     """
     if settings.dtype == "auto":
-        settings = replace(settings, dtype=_own_dtype(settings, checkpoint))
+        own = "float32" if checkpoint.dtype == "F32" else "bfloat16"
+        settings = replace(settings, dtype=own)
     if settings.dtype == "int4" and checkpoint.stores_int4 and not _keeps_int4(checkpoint):
         right = f"keeps groups of {GROUP} numbers or a multiple, with scales in bfloat16, and this model's are not so"
         raise ConfigError("dtype", settings.dtype, f"{right}: use int8 or bfloat16")
@@ -71,14 +72,6 @@ def settled(settings: AnySettings, checkpoint: Checkpoint) -> AnySettings:
         each = max(1, available_cores() // here)
         settings = replace(settings, threads=settings.threads or each)
     return settings
-
-
-def _own_dtype(settings: EngineSettings, checkpoint: Checkpoint) -> str:
-    """The checkpoint's own: int4 where the kernels keep its matrices as they are stored."""
-    keeps = settings.device == "cpu" and settings.kernels and settings.weights != "lossless"
-    if keeps and _keeps_int4(checkpoint) and misfit(checkpoint.config) is None:
-        return "int4"
-    return "float32" if checkpoint.dtype == "F32" else "bfloat16"
 
 
 def _keeps_int4(checkpoint: Checkpoint) -> bool:

@@ -215,9 +215,6 @@ def test_int4_keeps_the_bits_of_the_checkpoint(wide_int4):
     """Its experts are the same numbers, and no other matrix is rounded further."""
     directory, oracle = wide_int4
     checkpoint = inspect(directory)
-    assert settled(EngineConfig(model=directory), checkpoint).identity == "int4", "auto"
-    assert settled(EngineConfig(model=directory, device="cuda"), checkpoint).dtype == "bfloat16"
-    assert settled(EngineConfig(model=directory, weights="lossless"), checkpoint).dtype == "bfloat16"
     runner = Runner(checkpoint, EngineConfig(model=directory, dtype="int4", kv_pool_tokens=64))
     assert runner.packed is not None
     kinds = {name: packed.kind for name, packed in runner.packed.matrices.items()}
@@ -229,6 +226,13 @@ def test_int4_keeps_the_bits_of_the_checkpoint(wide_int4):
             number, _, expert = stack.name.split(".")
             name = f"model.layers.{number}.mlp.experts.{'gate_up' if 'gate_up' in stack.name else 'down'}_proj"
             assert torch.equal(unpack(runner.packed.matrices[stack.name], stack.columns).t(), meant[name][int(expert)])
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_auto_unpacks_int4(wide_int4, device):
+    """Blocks of workers with and without a GPU are interchangeable."""
+    directory, _ = wide_int4
+    assert settled(EngineConfig(model=directory, device=device), inspect(directory)).identity == "bfloat16"
 
 
 @pytest.mark.parametrize("kernels", [True, False])

@@ -177,7 +177,7 @@ def test_int4_checkpoints_take_what_is_planned(tmp_path: Path) -> None:
     how = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"all": group}}
     (directory / "config.json").write_text(json.dumps({**values, "quantization_config": how}))
     checkpoint = inspect(directory)
-    runner = Runner(checkpoint, EngineConfig(model=directory, kv_pool_tokens=64))
+    runner = Runner(checkpoint, EngineConfig(model=directory, dtype="int4", kv_pool_tokens=64))
     assert runner.packed is not None
     model = checkpoint.config
     taken = sum(packed.data.nbytes for name, packed in runner.packed.matrices.items() if packed.kind == "int4")
