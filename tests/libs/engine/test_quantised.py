@@ -15,6 +15,7 @@ from penstock.checkpoint import CheckpointError, fingerprint, inspect
 from penstock.engine.checks import settled
 from penstock.engine.config import EngineConfig
 from penstock.engine.forward.runner import Runner
+from penstock.engine.kernels.cpu.build import NotBuilt
 from penstock.engine.kernels.cpu.pack import unpack
 from penstock.engine.models.loading import all_stacks
 from penstock.engine.request import SamplingParams
@@ -242,6 +243,25 @@ def test_and_computes_with_them(wide_int4, kernels):
         wanted = oracle(torch.tensor([PROMPT])).logits[0]
     found = logits_of(directory, "int4", kernels)
     assert (found - wanted).abs().mean() < 0.02 * wanted.abs().mean(), "rows and KV are in bfloat16"
+
+
+def test_without_a_compiler_they_take_no_more_than_bfloat16(wide_int4, monkeypatch, caplog):
+    directory, oracle = wide_int4
+
+    def not_built(threads):
+        raise NotBuilt("there is no compiler")
+
+    monkeypatch.setattr("penstock.engine.forward.runner.Machine", not_built)
+    found = Runner(inspect(directory), EngineConfig(model=directory, dtype="int4", kv_pool_tokens=64))
+    assert "int4 matrices are kept in bfloat16" in caplog.text
+    weights, meant = found.decoder._weights, dict(oracle.named_parameters())
+    layer = weights.layers[0]
+    assert layer.qkv.dtype == layer.mlp.down[0].dtype == weights.head.dtype == torch.bfloat16
+    stored = meant["model.layers.0.mlp.experts.down_proj"][0].t()
+    assert torch.equal(layer.mlp.down[0], stored.bfloat16())
+    with torch.inference_mode():
+        wanted = oracle(torch.tensor([PROMPT])).logits[0]
+    assert (logits_of(directory, "int4") - wanted).abs().mean() < 0.05 * wanted.abs().mean(), "sums are rounded too"
 
 
 def test_int4_of_other_groups_is_not_kept(tmp_path, drawn):
