@@ -271,6 +271,17 @@ def test_int4_of_other_groups_is_not_kept(tmp_path, drawn):
         settled(EngineConfig(model=tmp_path, dtype="int4"), inspect(tmp_path))
 
 
+def test_a_checkpoint_with_no_matrix_in_int4_is_rounded(tmp_path, drawn):
+    """Whatever its config.json says of others."""
+    written(tmp_path, drawn, in_int4, INT4, lambda name, tensor: False)
+    checkpoint = inspect(tmp_path)
+    assert checkpoint.quantisation is not None and not checkpoint.stores_int4
+    runner = Runner(checkpoint, EngineConfig(model=tmp_path, dtype="int4", kv_pool_tokens=64))
+    assert runner.packed is not None
+    kinds = {name: packed.kind for name, packed in runner.packed.matrices.items()}
+    assert kinds.pop("head") == "int8" and set(kinds.values()) == {"int4"}
+
+
 def test_the_grid_is_part_of_the_fingerprint(tmp_path, drawn):
     written(tmp_path, drawn, in_float8, FLOAT8, lambda name, tensor: dense(name, tensor) and max(tensor.shape) <= 16)
     before = fingerprint(tmp_path)
