@@ -91,8 +91,8 @@ class Checkpoint:
 
     @property
     def stores_int4(self) -> bool:
-        """Whether matrices are stored in 4 bits."""
-        return self.quantisation is not None and self.quantisation.kind == "int4"
+        """Whether matrices of the decoder are stored in 4 bits; config.json may say so of none that is there."""
+        return any(info.dtype == "I4" for info in self.tensors.values())
 
     @property
     def adds(self) -> bool:

@@ -10,7 +10,7 @@ from penstock.checkpoint import Checkpoint, Experts, ModelConfig, Rank, check_ex
 from penstock.engine.config import EngineSettings
 from penstock.engine.errors import RequestRefused, RequestTooLong
 from penstock.engine.kernels.cpu.shapes import misfit
-from penstock.engine.kernels.groups import GROUP, keeps_numbers
+from penstock.engine.kernels.groups import NOT_KEPT, keeps_stored
 from penstock.engine.request import Request, SamplingParams
 from penstock.runtime.config import ConfigError
 from penstock.runtime.cores import available_cores
@@ -60,10 +60,10 @@ def settled(settings: AnySettings, checkpoint: Checkpoint) -> AnySettings:
     float32 and bfloat16 always work: where the kernels of a CPU do not fit, torch computes.
     """
     if settings.dtype == "auto":
-        settings = replace(settings, dtype=_own_dtype(settings, checkpoint))
-    if settings.dtype == "int4" and checkpoint.stores_int4 and not _keeps_int4(checkpoint):
-        right = f"keeps groups of {GROUP} numbers or a multiple, with scales in bfloat16, and this model's are not so"
-        raise ConfigError("dtype", settings.dtype, f"{right}: use int8 or bfloat16")
+        own = "float32" if checkpoint.dtype == "F32" else "bfloat16"
+        settings = replace(settings, dtype=own)
+    if settings.dtype == "int4" and not keeps_stored(checkpoint.tensors.values()):
+        raise ConfigError("dtype", settings.dtype, NOT_KEPT)
     _check_model(settings, checkpoint.config)
     if max(settings.tp, settings.pp, settings.ep) > 1 and checkpoint.part is None:
         _check_ranks(settings, checkpoint.config)
@@ -71,20 +71,6 @@ def settled(settings: AnySettings, checkpoint: Checkpoint) -> AnySettings:
         each = max(1, available_cores() // here)
         settings = replace(settings, threads=settings.threads or each)
     return settings
-
-
-def _own_dtype(settings: EngineSettings, checkpoint: Checkpoint) -> str:
-    """The checkpoint's own: int4 where the kernels keep its matrices as they are stored."""
-    keeps = settings.device == "cpu" and settings.kernels and settings.weights != "lossless"
-    if keeps and _keeps_int4(checkpoint) and misfit(checkpoint.config) is None:
-        return "int4"
-    return "float32" if checkpoint.dtype == "F32" else "bfloat16"
-
-
-def _keeps_int4(checkpoint: Checkpoint) -> bool:
-    """Whether int4 keeps the matrices that are stored in 4 bits."""
-    stored = [info for info in checkpoint.tensors.values() if info.dtype == "I4"]
-    return bool(stored) and all(map(keeps_numbers, stored))
 
 
 def _check_model(settings: EngineSettings, model: ModelConfig) -> None:

@@ -28,7 +28,7 @@ class EngineSettings:
 
     dtype: str = "auto"
     """Type of weights and KV: auto, float32, bfloat16, int8, on a CPU int4, or on a CUDA device float8; with the last
-    three KV is bfloat16. auto: the checkpoint's own, and bfloat16 for one in float16."""
+    three KV is bfloat16. auto: that of the checkpoint's embedding, and bfloat16 for one in float16."""
     kv_dtype: str = ""
     """Type of keys and values: float32, bfloat16, or on a CPU int8 with a scale for each head and token. Empty: float32
     with weights in float32, else bfloat16. All workers need the same."""

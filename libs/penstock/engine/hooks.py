@@ -155,6 +155,16 @@ class KvSink(Protocol):
 
 
 @runtime_checkable
+class PartedSink(KvSink, Protocol):
+    """A sink of blocks of which the far part may be enough, see penstock.kv.parts."""
+
+    def passed(self, first_block: int, blocks: int, tokens: Sequence[int]) -> None:
+        """So many blocks from `first_block` on are used of which the far part alone is here, as a source had brought it
+        once; `filled` does not report them. `tokens` as there."""
+        ...
+
+
+@runtime_checkable
 class PunctualSink(KvSink, Protocol):
     """A sink that others wait for."""
 

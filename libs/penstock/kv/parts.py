@@ -54,18 +54,23 @@ class Reach:
     def usable(self, whole: Sequence[bool], block_size: int) -> int:
         """The longest prefix of these blocks on which a text can go on; `whole` says of each whether its near part is
         there."""
-        end = len(whole)
-        while end:
-            lacking = last_false(whole, self.far(end, block_size), end)
-            if lacking is None:
-                break
+        gaps = self.gaps(whole, block_size)
+        return gaps[-1] if gaps else len(whole)
+
+    def gaps(self, whole: Sequence[bool], block_size: int) -> list[int]:
+        """Blocks whose near part is not there, because of which a text can't go on where it would look at them: from
+        the last on, up to where the longest usable prefix ends. As long as they lack it no longer one is usable,
+        whatever comes of the others."""
+        found, end = list[int](), len(whole)
+        while (lacking := first_false(whole, self.far(end, block_size), end)) < end:
+            found.append(lacking)
             end = lacking
-        return end
+        return found
 
 
-def last_false(values: Sequence[bool], begin: int, end: int) -> int | None:
-    """The last index from `begin` to `end`, exclusive, where a value is false."""
-    return next((index for index in range(end - 1, begin - 1, -1) if not values[index]), None)
+def first_false(values: Sequence[bool], begin: int, end: int) -> int:
+    """The first index from `begin` on where a value is false, `end` when there is none before."""
+    return next((index for index in range(begin, end) if not values[index]), end)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
+from penstock.kv.bytes.copying import copy_bytes
 from penstock.kv.parts import PARTED_LAYOUT, BlockParts
 from penstock.kv.spec import KvSpec
 from penstock.runtime.config import ConfigError
@@ -79,8 +80,8 @@ Pieces = Sequence[tuple[int, int]]
 
 
 class Seal:
-    """Seals and opens the blocks of one tenant. Thread-safe; the interpreter lock is not held while bytes are worked
-    on."""
+    """Seals and opens the blocks of one tenant. Thread-safe; the interpreter lock is not held while many bytes are
+    worked on, except to make room for parts of several pieces."""
 
     def __init__(self, key: bytes, parts: BlockParts | None = None) -> None:
         """`key` is that of `seal_key`. With `parts` each is sealed by itself."""
@@ -88,7 +89,8 @@ class Seal:
         self._parts = parts
 
     def close(self, name: bytes, block: memoryview, into: memoryview) -> None:
-        """Seals the block with this key into a buffer of its size and `trailer_bytes`, in one pass."""
+        """Seals the block with this key into a buffer of its size and `trailer_bytes`, in one pass; a part of several
+        pieces is put together before."""
         if self._parts is not None:
             return self._close_parts(name, block, into, self._parts)
         size = block.nbytes
@@ -97,8 +99,9 @@ class Seal:
         into[size + _TAG_BYTES :] = nonce + bytes(TRAILER_BYTES - _TAG_BYTES - _NONCE_BYTES)
 
     def open(self, name: bytes, sealed: memoryview, into: memoryview) -> bool:
-        """Opens a sealed block into a buffer of the block's size, in one pass; False, and nothing of it there, unless
-        it is the block of this name that a holder of the key has sealed."""
+        """Opens a sealed block into a buffer of the block's size, in one pass; a part of several pieces is copied to
+        their places after that. False, and nothing of it there, unless it is the block of this name that a holder of
+        the key has sealed."""
         if self._parts is not None:
             good = self._open_far(name, sealed, into, self._parts) and self._open_near(name, sealed, into, self._parts)
             if not good:
@@ -140,17 +143,20 @@ class Seal:
         self, name: bytes, sealed: memoryview, nonce: bytes, part: bytes, to: tuple[memoryview, Pieces]
     ) -> bool:
         """Opens a part into pieces of a buffer; False, and zeros there, unless it is that part."""
-        text = memoryview(bytearray(sealed.nbytes - _TAG_BYTES))
+        pieces = [to[0][begin:end] for begin, end in to[1]]
+        text = pieces[0] if len(pieces) == 1 else memoryview(bytearray(sealed.nbytes - _TAG_BYTES))
         try:
             self._cipher(name).decrypt_into(nonce, sealed, part, text)
-            good = True
         except _invalid():
-            text, good = memoryview(bytes(text.nbytes)), False
-        at = 0
-        for begin, end in to[1]:
-            to[0][begin:end] = text[at : at + end - begin]
-            at += end - begin
-        return good
+            for piece in pieces:
+                piece[:] = bytes(piece.nbytes)
+            return False
+        if len(pieces) > 1:
+            at = 0
+            for piece in pieces:
+                copy_bytes(piece, text[at : at + piece.nbytes])
+                at += piece.nbytes
+        return True
 
     def _cipher(self, name: bytes) -> Any:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -169,9 +175,10 @@ def far_pieces(parts: BlockParts) -> list[tuple[int, int]]:
     return [(0, far_size(parts) + _TAG_BYTES), (end, end + _NONCE_BYTES)]
 
 
-def gathered(block: memoryview, pieces: Pieces) -> bytes:
-    """These pieces of a block, one behind the other."""
-    return b"".join([block[begin:end] for begin, end in pieces])
+def gathered(block: memoryview, pieces: Pieces) -> memoryview | bytes:
+    """These pieces of a block, one behind the other; no copy where it is one."""
+    found = [block[begin:end] for begin, end in pieces]
+    return found[0] if len(found) == 1 else b"".join(found)
 
 
 def _invalid() -> type[Exception]:

@@ -8,6 +8,7 @@ from fractions import Fraction
 
 from penstock.checkpoint import ModelConfig
 from penstock.engine.config import kv_token_bytes
+from penstock.engine.kernels.groups import NOT_KEPT
 from penstock.runtime.config import ConfigError
 from penstock.sizing.devices import MOST_DEVICES, DeviceKind, PlannedSplit, Workload
 from penstock.sizing.ranks import StageRank, alive_tokens, misfit, stage_ranks
@@ -98,6 +99,8 @@ def size(
     if work.context > config.max_positions:
         right = f"must be at most {config.max_positions}, the model's own limit"
         raise ConfigError("context", work.context, right)
+    if work.dtype == "int4" and not model.keeps_int4:
+        raise ConfigError("dtype", work.dtype, NOT_KEPT)
     if work.redundant_experts and config.experts is None:
         raise ConfigError("redundant_experts", work.redundant_experts, "must be 0: the model has no experts")
     slabs = slabs_of(config, model.forms, work.dtype)

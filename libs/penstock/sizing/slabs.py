@@ -76,8 +76,7 @@ def _share(extent: int, units: int, ranks: int) -> int:
 def slabs_of(config: ModelConfig, forms: Mapping[str, NumberForm], dtype: str) -> list[Slab]:
     """What the engine holds of a decoder whose tensors are stored as `forms`, with `dtype` as in Workload. The
     embedding is there twice where it is also the last matrix: by rows, and as a matrix to multiply by."""
-    stored = any(form.bits == GROUPS_OF_4.bits for form in forms.values())
-    rules, kept = _rules(config), _Kept(config, dtype, stored)
+    rules, kept = _rules(config), _Kept(config, dtype, _stored_int4(config, forms))
     alike: Counter[tuple[int, _Rule, tuple[int, ...], NumberForm]] = Counter()
     for name, shape in needed_tensors(config).items():
         within = _LAYER.fullmatch(name)
@@ -109,8 +108,8 @@ def parameters(config: ModelConfig, slabs: Sequence[Slab]) -> tuple[int, int]:
 class _Kept:
     """How tensors are kept in memory."""
 
-    def __init__(self, config: ModelConfig, dtype: str, stored: bool) -> None:
-        """`stored`: some are stored in 4 bits."""
+    def __init__(self, config: ModelConfig, dtype: str, stored: Mapping[str, bool]) -> None:
+        """`stored`: those that are stored in 4 bits, and whether int4 keeps them; see `_stored_int4`."""
         names = layer_names(config)
         self._dtype = dtype
         self._stored = stored
@@ -127,14 +126,29 @@ class _Kept:
         if axes == 1 or name.endswith(self._never_rounded):
             return BITS_16
         if self._dtype == "int4":
-            return self._int4(name, stored)
+            return self._int4(name)
         return ROWS_OF_8 if self._dtype in ("int8", "float8") else BITS_16
 
-    def _int4(self, name: str, stored: NumberForm) -> NumberForm:
+    def _int4(self, name: str) -> NumberForm:
         """As engine/kernels/rounding.py keeps it."""
         if self._stored:
-            return stored if stored.bits == GROUPS_OF_4.bits else BITS_16
+            return GROUPS_OF_4 if self._stored.get(name) else BITS_16
         return ROWS_OF_8 if name == HEAD else GROUPS_OF_4
+
+
+def _stored_int4(config: ModelConfig, forms: Mapping[str, NumberForm]) -> dict[str, bool]:
+    """The tensors that are stored in 4 bits, and of each whether all with which it makes one matrix are: else it is
+    unpacked."""
+    found = {name: True for name, form in forms.items() if form.bits == GROUPS_OF_4.bits}
+    names, numbers = layer_names(config), range(config.experts.count if config.experts is not None else 0)
+    together = [names.qkv, names.gate_up, names.shared_gate_up]
+    together += [tuple(each.format(number) for each in names.expert_gate_up) for number in numbers]
+    for layer in range(config.n_layers) if found else ():
+        for parts in together:
+            some = [f"model.layers.{layer}.{part}.weight" for part in parts]
+            if not all(name in found for name in some):
+                found |= {name: False for name in some if name in found}
+    return found
 
 
 _Rule = Callable[[int, tuple[int, ...], NumberForm], list[Slab]]

@@ -26,6 +26,7 @@ from penstock.checkpoint.tensors import (
     text_tensors,
     weight_files,
 )
+from penstock.engine.kernels.groups import GROUP, keeps_stored
 from penstock.sizing.forms import FLOAT32, NumberForm, plain_form, quantised_form, stored_form
 from penstock.sizing.pictures import picture_numbers
 
@@ -54,6 +55,8 @@ class Described:
     """Of all tensors on disk."""
     by: str
     """What says so: headers, index or config."""
+    keeps_int4: bool = True
+    """Whether workers keep what is stored in 4 bits, if anything is; without headers, by the groups alone."""
 
 
 def describe(model: Path) -> Described:
@@ -86,7 +89,8 @@ def describe(model: Path) -> Described:
         pictures = max(0, total - decoder)
     stored = decoder + pictures if total is None else total
     by = "config" if names is None else "index"
-    return Described(file, config, forms, quantisation, pictures, stored, by)
+    keeps = all(form.grid[1] % GROUP == 0 for form in forms.values() if form.bits == 4)
+    return Described(file, config, forms, quantisation, pictures, stored, by, keeps)
 
 
 def _files(directory: Path) -> tuple[Path, ...] | None:
@@ -112,7 +116,7 @@ def _by_headers(
     check_tensors(file.parent, config, own)
     forms = {name: stored_form(own[name]) for name in needed_tensors(config)}
     total = sum(info.nbytes for info in declared.values())
-    return Described(file, config, forms, quantisation, pictures, total, "headers")
+    return Described(file, config, forms, quantisation, pictures, total, "headers", keeps_stored(own.values()))
 
 
 def _indexed(index: Path) -> tuple[Collection[str], int | None]:

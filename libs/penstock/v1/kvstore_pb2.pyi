@@ -1172,7 +1172,9 @@ class ReadRequest(_message.Message):
 
     @_builtins.property
     def ranges(self) -> _containers.RepeatedCompositeFieldContainer[Global___BlockRange]:
-        """what of each block is wanted, in order; none: all. `at` counts these bytes alone"""
+        """What of each block is wanted, in order; none: all. `at` counts these bytes alone. At most 256, and 8 bytes each on
+        average.
+        """
 
     def __init__(
         self,
@@ -1216,7 +1218,7 @@ Global___BlockRange: _TypeAlias = BlockRange  # noqa: Y015
 
 @_typing.final
 class BlockBytes(_message.Message):
-    """Part of the asked blocks' bytes, one block after the other; at most 1 MiB."""
+    """Part of the asked blocks' bytes, one block after the other; at most 1 MiB, of at most 4096 pieces of blocks."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -203,7 +203,7 @@ class Load(_message.Message):
     decode_step_s: _builtins.float
     """measured; 0 when not yet known"""
     fetch_bytes_per_s: _builtins.float
-    """from the store of its host, measured; 0 when not yet known"""
+    """from the store of its host, by bytes of whole blocks, measured; 0 when not yet known"""
     remote_bytes_per_s: _builtins.float
     """likewise, of blocks that its store got from another host's"""
     fetch_overhead_s: _builtins.float

@@ -62,7 +62,7 @@ class Fetcher:
     """Number of leading blocks that are in the pages."""
     tiers: list[str] = field(default_factory=list)
     fetched_bytes: int = 0
-    """Of blocks that were not in pages."""
+    """Of whole blocks that were not in pages, however much of each was read."""
     _told: int = 0
     """Blocks from pages of whose use the store has heard."""
 
@@ -76,16 +76,19 @@ class Fetcher:
         finally:
             pages.settled(self.blocks)
 
-    async def conclude(self, pages: PageWriter) -> None:
-        """Makes what is in the pages a prefix behind which the text can go on: fetches the near parts that it lacks.
-        Where these are not to be had it ends before them."""
+    async def conclude(self, pages: PageWriter, *, compares: bool = False) -> None:
+        """Makes what is in the pages a prefix behind which the text can go on: fetches the near parts that it lacks, as
+        `upto` does. Where these are not to be had it ends before them, and no others are asked for."""
         if self.reach is None or not isinstance(pages, PartedWriter):
             return
+        to_be_had = True
         while (first := pages.lacking(self.blocks)) < self.blocks:
             end, self.blocks = self.blocks, first
             pages.give_back(first)
             del self.tiers[first:]
-            await self.upto(end, pages, planned=end)
+            if to_be_had:
+                await self.upto(end, pages, compares=compares, planned=end)
+                to_be_had = self.blocks > first
 
     async def _upto(self, count: int, pages: PageWriter, compares: bool, planned: int | None) -> bool:
         begin = time.monotonic()
@@ -221,13 +224,15 @@ class StoredPrefix:
     async def load(self, pages: PageWriter) -> LoadResult:
         """Asks once for all blocks; the engine computes those that are missing, or asks for them again later."""
         fetcher, waited = self.fetcher, 0.0
-        if not await fetcher.upto(self._limit, pages, compares=True) and self._claim is not None:
+        await fetcher.upto(self._limit, pages, compares=True)
+        await fetcher.conclude(pages, compares=True)
+        if fetcher.blocks < self._limit and self._claim is not None:
             begin = time.monotonic()
             found = await self._claim.make(fetcher.keys[fetcher.blocks : self._limit], fetcher.blocks)
             waited = time.monotonic() - begin
             if found:
                 await fetcher.upto(fetcher.blocks + found, pages)
-        await fetcher.conclude(pages)
+                await fetcher.conclude(pages)
         await fetcher.tell_uses()
         self._loaded(fetcher.stored)
         valid = fetcher.blocks * fetcher.block_size

@@ -245,7 +245,10 @@ def _beside_lending(lending: PageLending | None, failed: Failed) -> AbstractAsyn
 
 
 class BlockSink:
-    """KvSink: publishes each full block of one sequence, and keeps count for the hand-off."""
+    """KvSink: publishes each full block of one sequence, and keeps count for the hand-off.
+
+    A block of which this worker has the far part alone counts, although the store may have lost it since: who takes the
+    KV over asks the store for it, which is the only way to have it."""
 
     def __init__(
         self,
@@ -267,7 +270,9 @@ class BlockSink:
         self._pending = 0
         self._soundness = Soundness()
         self.stored: int | None = None
-        """Leading blocks known to be stored; None until the first report. A gap ends the count."""
+        """Leading blocks that are stored, or were; None until the first report. A gap ends the count."""
+        self._passed: deque[tuple[int, int]] = deque()
+        """(Begin, end) of runs that `passed` has told of, before which others still have to be stored."""
         self.changed = asyncio.Event()
         self.tail: bytes = b""
         self.valid_tokens: int | None = None
@@ -281,6 +286,8 @@ class BlockSink:
     def loaded(self, blocks: int) -> None:
         """Notes that the store has the first `blocks` blocks."""
         self.stored = max(self.stored or 0, blocks)
+        while self._passed and self._passed[0][0] <= self.stored:
+            self.stored = max(self.stored, self._passed.popleft()[1])
         self.changed.set()
 
     def filled(self, first_block: int, pages: Sequence[PageRef], tokens: Sequence[int]) -> None:
@@ -312,6 +319,16 @@ class BlockSink:
             self._context,
             soundness=self._soundness,
         )
+
+    def passed(self, first_block: int, blocks: int, tokens: Sequence[int]) -> None:
+        """These came from the store, which hears that they are used; nobody can publish them if it has lost them."""
+        self._chain.cover(tokens)
+        keys = self._chain.keys[first_block : first_block + blocks]
+        if self._publisher.known.leading(keys) < blocks:
+            self._gave_up()
+        self._publisher.known.used(keys, self._origin.session)
+        self._passed.append((first_block, first_block + blocks))
+        self.loaded(0)
 
     def _stored_already(self, first_block: int, blocks: int) -> int:
         """How many of these blocks the store has, as far as it has all before them; it hears that they are used."""
@@ -350,7 +367,7 @@ class BlockSink:
         if stored < blocks:
             self._gave_up()
         if (self.stored or 0) == first_block:
-            self.stored = first_block + stored
+            self.loaded(first_block + stored)
         self.changed.set()
 
 

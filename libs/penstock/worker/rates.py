@@ -47,7 +47,9 @@ class TransferCost:
 
 @dataclass
 class FetchRates:
-    """Of the way to the store of this host, and of that through it to the stores of other hosts."""
+    """Of the way to the store of this host, and of that through it to the stores of other hosts. Bytes are those of
+    whole blocks, also where the far part alone was moved (see penstock.kv.parts): whoever predicts a fetch counts whole
+    blocks too."""
 
     near: TransferCost = field(default_factory=TransferCost)
     far: TransferCost = field(default_factory=TransferCost)

@@ -200,9 +200,11 @@ def _lines(model: Described, devices: DeviceKind, work: Workload, found: Sizing)
         yield from _table(heads, map(_row, _next_best(found.ways)))
     if model.quantisation is not None and work.dtype == "auto":
         yield ""
+        kind = model.quantisation.kind
+        where = " on a GPU" if kind == "int4" else ""
         yield (
-            f"Matrices in {model.quantisation.kind} are counted as they are stored. Workers of this version unpack "
-            "them on a GPU: --dtype bfloat16 counts that."
+            f"Matrices in {kind} are counted as they are stored. Workers of this version unpack them{where}: "
+            "--dtype bfloat16 counts that."
         )
 
 

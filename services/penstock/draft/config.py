@@ -41,8 +41,8 @@ class DraftConfig:
     """Addresses of all routers, host:port or unix:/path, with commas between them; the service joins each, for
     `penstock ctl`. Empty: none."""
     dtype: str = "auto"
-    """Type of the weights: auto, float32, bfloat16, int8, on a CPU int4, or on a CUDA device float8. auto: the
-    checkpoint's own, and bfloat16 for one in float16."""
+    """Type of the weights: auto, float32, bfloat16, int8, on a CPU int4, or on a CUDA device float8. auto: that
+    of the checkpoint's embedding, and bfloat16 for one in float16."""
     device: str = "cpu"
     """Where the model is computed: cpu, cuda, or cuda:0, cuda:1..."""
     threads: int = 1

@@ -12,7 +12,10 @@ from penstock.rpc.bounds import check_count, check_length, check_name, check_sec
 
 _MAX_NAME = 256
 _MAX_SOURCES = 16
-_MAX_RANGES = 1024
+_MAX_RANGES = 256
+"""A model has no more runs of layers that look at everything."""
+_LEAST_RANGE = 8
+"""Bytes, on average. A range costs as much to find as some kilobytes to send."""
 _MAX_BLOCK_BYTES = 1 << 30
 
 
@@ -40,7 +43,7 @@ def check_block_length(length: int, block_bytes: int) -> None:
 
 
 def check_ranges(ranges: Sequence[tuple[int, int]], block_bytes: int) -> None:
-    """Pieces (begin, end) of a block, in order."""
+    """Pieces (begin, end) of a block, in order; few, and not all of them tiny."""
     check_count("ranges", ranges, _MAX_RANGES)
     at = 0
     for begin, end in ranges:
@@ -48,6 +51,9 @@ def check_ranges(ranges: Sequence[tuple[int, int]], block_bytes: int) -> None:
             what = f"ranges has {begin} to {end} behind {at}; they are in order, not empty, and in {block_bytes} bytes"
             raise InvalidRequest(what, field="ranges")
         at = end
+    wanted, least = sum(end - begin for begin, end in ranges), _LEAST_RANGE * len(ranges)
+    if wanted < least:
+        raise InvalidRequest(f"ranges has {wanted} bytes in {len(ranges)}; it has at least {least}", field="ranges")
 
 
 def check_spec(spec: KvSpec) -> None:

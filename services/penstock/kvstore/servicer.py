@@ -259,8 +259,9 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
         part = self._parts.of(request.attachment_id)
         check_count("indices", request.indices, MAX_KEYS)
         table, arena = part.host.table, part.host.arena
-        parts = [(one.begin, one.end) for one in request.ranges] or [(0, table.block_bytes)]
+        parts = [(one.begin, one.end) for one in request.ranges]
         check_ranges(parts, table.block_bytes)
+        parts = parts or [(0, table.block_bytes)]
         wanted = sum(end - begin for begin, end in parts)
         if request.at >= wanted:
             raise InvalidRequest(f"at is {request.at}, of a block {wanted} bytes are wanted", field="at")

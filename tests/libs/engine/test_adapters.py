@@ -380,6 +380,15 @@ def test_a_name_is_one_that_clients_can_ask_for(llama):
         settings_of(llama.model, lora=("a=x", "a=y"))
 
 
+def farthest(found, right):
+    """The most by which the logprob of a probable token is off."""
+    return max(
+        abs(dict(own.top).get(token, -20.0) - logprob)
+        for own, expected in zip(found, right, strict=True)
+        for token, logprob in expected.top[:2]
+    )
+
+
 @pytest.mark.parametrize(
     ("dtype", "weights", "near"), [("bfloat16", "plain", 0.3), ("bfloat16", "lossless", 0.3), ("int8", "auto", 0.4)]
 )
@@ -394,9 +403,20 @@ async def test_other_kinds_of_weights(llama, kit, dtype, weights, near):
         for adapter in ("", llama.fingerprints["one"]):
             named = [replace(request, id=f"{adapter}{request.id}", adapter=adapter) for request in requests]
             found = [answer.tokens[0] for answer in await kit.read_all(engine, named)]
-            off[adapter] = max(
-                abs(dict(own.top).get(token, -20.0) - logprob)
-                for own, expected in zip(found, right, strict=True)
-                for token, logprob in expected.top[:2]
-            )
+            off[adapter] = farthest(found, right)
     assert off[llama.fingerprints["one"]] < near < 1 < off[""]
+
+
+async def test_weights_in_int4(llama, kit):
+    """The compiled step adds to them what torch does, in float32, to the numbers that they stand for."""
+    requests = [kit.request(str(length), length, kit.greedy(1, logprobs=5)) for length in (3, 17, 40, 90)]
+    adapted = [replace(request, adapter=llama.fingerprints["one"]) for request in requests]
+    found = {}
+    for kernels in (True, False):
+        settings = settings_of(llama.model, lora=llama.lora, dtype="int4", kernels=kernels)
+        async with Engine.open(settings) as engine:
+            answers = {name: await kit.read_all(engine, some) for name, some in (("", requests), ("one", adapted))}
+            found[kernels] = {name: [answer.tokens[0] for answer in some] for name, some in answers.items()}
+
+    right = found[False]["one"]
+    assert farthest(found[True]["one"], right) < 0.4 < 1 < farthest(found[True][""], right)

@@ -15,6 +15,7 @@ from penstock.checkpoint import CheckpointError, fingerprint, inspect
 from penstock.engine.checks import settled
 from penstock.engine.config import EngineConfig
 from penstock.engine.forward.runner import Runner
+from penstock.engine.kernels.cpu.build import NotBuilt
 from penstock.engine.kernels.cpu.pack import unpack
 from penstock.engine.models.loading import all_stacks
 from penstock.engine.request import SamplingParams
@@ -215,9 +216,6 @@ def test_int4_keeps_the_bits_of_the_checkpoint(wide_int4):
     """Its experts are the same numbers, and no other matrix is rounded further."""
     directory, oracle = wide_int4
     checkpoint = inspect(directory)
-    assert settled(EngineConfig(model=directory), checkpoint).identity == "int4", "auto"
-    assert settled(EngineConfig(model=directory, device="cuda"), checkpoint).dtype == "bfloat16"
-    assert settled(EngineConfig(model=directory, weights="lossless"), checkpoint).dtype == "bfloat16"
     runner = Runner(checkpoint, EngineConfig(model=directory, dtype="int4", kv_pool_tokens=64))
     assert runner.packed is not None
     kinds = {name: packed.kind for name, packed in runner.packed.matrices.items()}
@@ -231,6 +229,13 @@ def test_int4_keeps_the_bits_of_the_checkpoint(wide_int4):
             assert torch.equal(unpack(runner.packed.matrices[stack.name], stack.columns).t(), meant[name][int(expert)])
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_auto_unpacks_int4(wide_int4, device):
+    """Blocks of workers with and without a GPU are interchangeable."""
+    directory, _ = wide_int4
+    assert settled(EngineConfig(model=directory, device=device), inspect(directory)).identity == "bfloat16"
+
+
 @pytest.mark.parametrize("kernels", [True, False])
 def test_and_computes_with_them(wide_int4, kernels):
     directory, oracle = wide_int4
@@ -240,11 +245,41 @@ def test_and_computes_with_them(wide_int4, kernels):
     assert (found - wanted).abs().mean() < 0.02 * wanted.abs().mean(), "rows and KV are in bfloat16"
 
 
+def test_without_a_compiler_they_take_no_more_than_bfloat16(wide_int4, monkeypatch, caplog):
+    directory, oracle = wide_int4
+
+    def not_built(threads):
+        raise NotBuilt("there is no compiler")
+
+    monkeypatch.setattr("penstock.engine.forward.runner.Machine", not_built)
+    found = Runner(inspect(directory), EngineConfig(model=directory, dtype="int4", kv_pool_tokens=64))
+    assert "int4 matrices are kept in bfloat16" in caplog.text
+    weights, meant = found.decoder._weights, dict(oracle.named_parameters())
+    layer = weights.layers[0]
+    assert layer.qkv.dtype == layer.mlp.down[0].dtype == weights.head.dtype == torch.bfloat16
+    stored = meant["model.layers.0.mlp.experts.down_proj"][0].t()
+    assert torch.equal(layer.mlp.down[0], stored.bfloat16())
+    with torch.inference_mode():
+        wanted = oracle(torch.tensor([PROMPT])).logits[0]
+    assert (logits_of(directory, "int4") - wanted).abs().mean() < 0.05 * wanted.abs().mean(), "sums are rounded too"
+
+
 def test_int4_of_other_groups_is_not_kept(tmp_path, drawn):
     written(tmp_path, drawn, in_int4, INT4, of_experts)
     assert settled(EngineConfig(model=tmp_path), inspect(tmp_path)).dtype == "float32"
     with pytest.raises(ConfigError, match=r"dtype = 'int4': keeps groups of 32 numbers .*: use int8 or bfloat16"):
         settled(EngineConfig(model=tmp_path, dtype="int4"), inspect(tmp_path))
+
+
+def test_a_checkpoint_with_no_matrix_in_int4_is_rounded(tmp_path, drawn):
+    """Whatever its config.json says of others."""
+    written(tmp_path, drawn, in_int4, INT4, lambda name, tensor: False)
+    checkpoint = inspect(tmp_path)
+    assert checkpoint.quantisation is not None and not checkpoint.stores_int4
+    runner = Runner(checkpoint, EngineConfig(model=tmp_path, dtype="int4", kv_pool_tokens=64))
+    assert runner.packed is not None
+    kinds = {name: packed.kind for name, packed in runner.packed.matrices.items()}
+    assert kinds.pop("head") == "int8" and set(kinds.values()) == {"int4"}
 
 
 def test_the_grid_is_part_of_the_fingerprint(tmp_path, drawn):

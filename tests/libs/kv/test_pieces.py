@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.kv.bytes.pieces import MESSAGE_BYTES, Assembly, packed, split
+from penstock.kv.bytes.pieces import MESSAGE_BYTES, MESSAGE_PIECES, Assembly, packed, split
 
 
 @given(st.integers(0, 40), st.integers(1, 3 * MESSAGE_BYTES))
@@ -36,6 +36,15 @@ def test_parts_of_any_length_fill_the_buffers(blocks: int, block_bytes: int, len
             at += len(part)
             assert told == len(assembly.whole) == at // block_bytes
     assert b"".join(assembly.whole) == content
+
+
+def test_a_message_has_not_too_many_pieces() -> None:
+    parts = [(2 * at, 2 * at + 1) for at in range(256)]
+    messages = list(packed(range(100), 512, 0, parts))
+    assert [len(pieces) for pieces in messages] == [MESSAGE_PIECES] * 6 + [25_600 - 6 * MESSAGE_PIECES]
+    assert [piece for pieces in messages for piece in pieces] == [
+        (index, begin, 1) for index in range(100) for begin, _ in parts
+    ]
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,24 @@ def test_a_far_part_is_opened_from_its_pieces_alone() -> None:
     assert not any(into)
 
 
+@pytest.mark.parametrize("far", [(), ((0, 512),), ((100, 4000),), ((0, 4096),), ((512, 768), (2048, 2560))])
+def test_parts_of_any_number_of_pieces(far: tuple[tuple[int, int], ...]) -> None:
+    """Where a part does not open, nothing of it is left, and the rest stays as it is."""
+    parts, block = BlockParts(4096, far, Reach(64)), random.Random(1).randbytes(4096)
+    whole = memoryview(bytearray(4096 + trailer_bytes(parts)))
+    seal, into = Seal(SERVER, parts), memoryview(bytearray(4096))
+    seal.close(b"name", memoryview(block), whole)
+    assert seal.open(b"name", whole, into) and into == block
+    into[:] = b"x" * 4096
+    assert seal.open_far(b"name", whole, into)
+    for begin, end in far:
+        assert into[begin:end] == block[begin:end]
+    assert all(bytes(into[begin:end]) == b"x" * (end - begin) for begin, end in parts.near)
+    assert not seal.open_far(b"another", whole, into)
+    assert not any(any(into[begin:end]) for begin, end in far)
+    assert all(bytes(into[begin:end]) == b"x" * (end - begin) for begin, end in parts.near)
+
+
 def test_a_part_is_not_taken_for_the_other_nor_for_that_of_another_block() -> None:
     """Both parts are of one size here."""
     parts = BlockParts(64, ((0, 32),), Reach(8))

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from penstock.checkpoint import EMBEDDING, Rank, inspect, part_of
 from penstock.checkpoint.files import read_object
+from penstock.engine.checks import settled
 from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
 from penstock.engine.forward.runner import Runner
@@ -160,24 +161,31 @@ async def test_fewer_bits_take_what_is_planned(dtype: str) -> None:
         assert rank.weights == engine.stats().weights_bytes + others
 
 
-def test_int4_checkpoints_take_what_is_planned(tmp_path: Path) -> None:
-    """On a CPU the experts are as large as on disk; where they are unpacked, as large as bfloat16."""
+def written_int4(directory: Path, group: int, *, plain: str = "none", scales: torch.dtype = torch.bfloat16) -> Path:
+    """A checkpoint with experts in int4, but for those matrices whose names have `plain`."""
     experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
     tiny = TinyModel("MixtralForCausalLM", hidden_size=64, intermediate_size=96, extra=experts)
-    directory = write_checkpoint(tmp_path / "model", tiny)
+    write_checkpoint(directory, tiny)
     stored = load_file(directory / "model.safetensors")
-    for name in [name for name in stored if ".experts." in name]:
+    for name in [name for name in stored if ".experts." in name and plain not in name]:
         rows, columns = stored.pop(name).shape
         stored[f"{name}_packed"] = torch.zeros(rows, columns // 8, dtype=torch.int32)
-        stored[f"{name}_scale"] = torch.ones(rows, columns // 32, dtype=torch.bfloat16)
+        stored[f"{name}_scale"] = torch.ones(rows, -(-columns // group), dtype=scales)
         stored[f"{name}_shape"] = torch.tensor([rows, columns])
     save_file(stored, directory / "model.safetensors")
     values = read_object(directory / "config.json")
-    group = {"weights": {"num_bits": 4, "group_size": 32}}
-    how = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"all": group}}
+    groups = {"all": {"weights": {"num_bits": 4, "group_size": group}}}
+    how = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups}
     (directory / "config.json").write_text(json.dumps({**values, "quantization_config": how}))
+    return directory
+
+
+@pytest.mark.parametrize("group", [32, 64])
+def test_int4_checkpoints_take_what_is_planned(tmp_path: Path, group: int) -> None:
+    """On a CPU the experts take 4.5 bits, whatever the groups on disk; where they are unpacked, as much as bfloat16."""
+    directory = written_int4(tmp_path / "model", group)
     checkpoint = inspect(directory)
-    runner = Runner(checkpoint, EngineConfig(model=directory, kv_pool_tokens=64))
+    runner = Runner(checkpoint, EngineConfig(model=directory, dtype="int4", kv_pool_tokens=64))
     assert runner.packed is not None
     model = checkpoint.config
     taken = sum(packed.data.nbytes for name, packed in runner.packed.matrices.items() if packed.kind == "int4")
@@ -186,6 +194,37 @@ def test_int4_checkpoints_take_what_is_planned(tmp_path: Path) -> None:
     whole = model.n_layers * model.experts.count * 3 * model.hidden_size * model.experts.intermediate_size
     assert taken == whole * 9 // 16
     assert planned(directory, "bfloat16", "bfloat16").ranks[0].experts == 2 * whole
+
+
+def test_a_matrix_in_int4_of_parts_is_unpacked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One of the two that make `gate_up` of expert 1 is plain."""
+    caplog.set_level("INFO")
+    directory = written_int4(tmp_path / "model", 32, plain=".experts.1.w3")
+    runner = Runner(inspect(directory), EngineConfig(model=directory, dtype="int4", kv_pool_tokens=64))
+    assert runner.packed is not None
+    experts = {name: packed for name, packed in runner.packed.matrices.items() if name.count(".") == 2}
+    unpacked = {name for name, packed in experts.items() if packed.kind == "bfloat16"}
+    layers = len(runner.decoder.layers)
+    assert unpacked == {f"{layer}.gate_up.1" for layer in range(layers)}
+    assert f"{7 * layers} of {10 * layers + 1} matrices stay in int4, the others in bfloat16" in caplog.text
+    taken = sum(packed.data.nbytes for packed in experts.values())
+    assert taken == planned(directory, "int4", "bfloat16").ranks[0].experts
+
+
+@pytest.mark.parametrize(("group", "scales"), [(16, torch.bfloat16), (32, torch.float16), (32, torch.float32)])
+def test_int4_that_an_engine_does_not_keep_is_not_planned(tmp_path: Path, group: int, scales: torch.dtype) -> None:
+    directory = written_int4(tmp_path / "model", group, scales=scales)
+    with pytest.raises(
+        ConfigError, match=r"dtype = 'int4': keeps groups of 32 numbers .*: use int8 or bfloat16"
+    ) as own:
+        settled(EngineConfig(model=directory, dtype="int4"), inspect(directory))
+    with pytest.raises(ConfigError) as found:
+        planned(directory, "int4", "bfloat16")
+    assert str(found.value) == str(own.value)
+    if group == 16:
+        (directory / "model.safetensors").unlink()
+        with pytest.raises(ConfigError, match="keeps groups of 32 numbers"):
+            planned(directory, "int4", "bfloat16")
 
 
 def test_quantised_checkpoints_are_unpacked(tmp_path: Path) -> None:

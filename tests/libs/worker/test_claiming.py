@@ -106,13 +106,17 @@ class Giving:
         self.keys, self.block_size = KEYS, 16
         self.blocks = self.stored = 0
         self.asked: list[int] = []
+        self.lacking = 0
+        """Blocks that have no near part, which the next `conclude` gives up."""
 
     async def upto(self, count: int, pages: Any, *, compares: bool = False) -> bool:
         self.asked.append(count)
         self.blocks = self.stored = min(count, self.stored_then.pop(0))
         return self.blocks == count
 
-    async def conclude(self, pages: Any) -> None: ...
+    async def conclude(self, pages: Any, *, compares: bool = False) -> None:
+        self.blocks, self.lacking = self.blocks - self.lacking, 0
+        self.stored = self.blocks
 
     async def tell_uses(self) -> None: ...
 
@@ -125,6 +129,16 @@ async def test_what_others_computed_is_loaded_and_only_that() -> None:
     assert [one[1] for one in store.claims] == [KEYS[2:9]]
     assert fetcher.asked == [9, 6]
     assert (result.valid_tokens, result.stored_blocks) == (6 * 16, 6)
+
+
+async def test_blocks_that_are_given_up_are_claimed() -> None:
+    """All were there, but of some the far part alone."""
+    store, fetcher = ClaimStore(Claimed(0, "none")), Giving(9)
+    fetcher.lacking = 6
+    source: Any = fetcher
+    result = await StoredPrefix(source, 9, lambda _: None, claim_of(store)).load(None)  # type: ignore[arg-type]
+    assert [one[1] for one in store.claims] == [KEYS[3:9]]
+    assert (result.valid_tokens, result.stored_blocks) == (3 * 16, 3)
 
 
 async def test_a_prefix_that_is_stored_is_not_claimed() -> None:

@@ -278,6 +278,46 @@ async def test_a_far_part_is_not_published_as_a_block(model: Path, alone: Engine
         assert await one.client.lookup(keys) == 40
 
 
+@pytest.mark.parametrize("lost", [False, True])
+async def test_a_hand_off_goes_on_behind_far_parts(model: Path, alone: Engine, lost: bool) -> None:
+    """A sequence without a source shares pages that have nothing else. Who takes its KV over hears of all blocks, and
+    asks the store."""
+    async with bench(model, alone) as one:
+        keys, prompt = Chain(ROOT, SIZE, BASE).keys, BASE + text("handed over", 40)
+        await one.says(BASE)
+        one.engine.pool.forget(range(1, 301))
+        await one.says(BASE + text("more", 40))
+        if lost:
+            one.lose(keys[3])
+            await one.publisher.known.confirm(keys, "")
+        gave_up: list[None] = []
+        chain = Chain(ROOT, SIZE, prompt)
+        sink = BlockSink(one.publisher, chain, origin=Origin(namespace=bytes(16)), gave_up=lambda: gave_up.append(None))
+        await read(one.engine, Request("hands over", prompt, GREEDY), sink=sink, chain=chain)
+        async with asyncio.timeout(10):
+            while not sink.settled:
+                sink.changed.clear()
+                await sink.changed.wait()
+        assert sink.stored == (sink.valid_tokens or 0) // SIZE > 40
+        assert bool(gave_up) == lost, "nobody waits for what will not come"
+        assert await one.client.lookup(chain.keys) == (3 if lost else sink.stored)
+
+
+async def test_what_is_passed_counts_behind_what_is_stored(model: Path, alone: Engine) -> None:
+    async with bench(model, alone) as one:
+        chain = Chain(ROOT, SIZE, BASE)
+        sink = BlockSink(one.publisher, chain)
+        sink.passed(3, 4, BASE)
+        sink.passed(9, 2, BASE)
+        assert sink.stored == 0
+        sink.loaded(2)
+        assert sink.stored == 2
+        sink.loaded(3)
+        assert sink.stored == 7
+        sink.loaded(9)
+        assert sink.stored == 11
+
+
 class Careless:
     """A source that has the far parts of all blocks, and believes that this is enough."""
 
@@ -342,6 +382,34 @@ async def test_without_a_store_what_lacks_its_near_part_is_computed(model: Path,
             one.lose(key)
         await one.says(BASE[: 20 * SIZE] + text("another end", 40))
         await one.says(BASE + text("one more", 40))
+
+
+async def test_a_store_that_lacks_near_parts_is_asked_once(model: Path, alone: Engine) -> None:
+    """The prefix ends far before them, where none is needed that is not there."""
+    async with bench(model, alone, pages=600) as one:
+        prompt = text("long", 55 * SIZE + 3)
+        await one.says(prompt)
+        one.engine.pool.forget(range(1, 601))
+        await one.says(prompt + text("more", 40))
+        for key in Chain(ROOT, SIZE, prompt).keys:
+            one.lose(key)
+        leases, asked, patience = one.client.lease, list[int](), list[bool]()
+        upto = Fetcher.upto
+
+        def lease(keys: Any, *how: Any, **more: Any) -> Any:
+            asked.append(len(keys))
+            return leases(keys, *how, **more)
+
+        async def looked_at(*how: Any, compares: bool = False, **more: Any) -> bool:
+            patience.append(compares)
+            return await upto(*how, compares=compares, **more)
+
+        one.client.lease = lease  # type: ignore[method-assign]
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(Fetcher, "upto", looked_at)
+            await one.says(prompt[: 50 * SIZE] + text("another end", 40))
+        assert len(asked) == 2, "for what comes behind, and for near parts"
+        assert patience == [True, True]
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -129,6 +129,22 @@ def test_some_streams_that_do_not_fit(plan: Planned) -> None:
     assert "They do not all fit; 2 such GPUs hold 4 streams" in said
 
 
+def test_who_unpacks_quantised_matrices_is_said(plan: Planned, tmp_path: Path) -> None:
+    """Workers keep int4 on a CPU, and float8 nowhere."""
+    assert said_of("int4").format(" on a GPU") in plan(f"{PUBLISHED}/kimi-k2.5", "--gpus", "8")[1]
+    values = json.loads((ROOT / PUBLISHED / "kimi-k2.5" / "config.json").read_text())["text_config"]
+    form = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
+    small = {"architectures": ["DeepseekV3ForCausalLM"], "num_hidden_layers": 2, "n_routed_experts": 4}
+    values |= {**small, "num_experts_per_tok": 2, "quantization_config": form}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    assert said_of("float8").format("") in plan(str(tmp_path))[1]
+
+
+def said_of(kind: str) -> str:
+    last = "Workers of this version unpack them{}: --dtype bfloat16 counts that."
+    return f"Matrices in {kind} are counted as they are stored. {last}"
+
+
 def test_a_refusal_is_one_line() -> None:
     done = command("nowhere")
     assert done.returncode == 2 and done.stdout == ""

@@ -148,6 +148,25 @@ async def test_who_is_far_away_is_sent_nothing_else() -> None:
         assert b"".join([message.data async for message in client.stub.Read(request)]) == sent[request.at :]
 
 
+async def test_messages_of_many_small_pieces_stay_short() -> None:
+    """The worst that a client may ask: the store makes other messages between these."""
+    ranges = [(9 * at, 9 * at + 8) for at in range(256)]
+    async with store_of() as store, client_of(store) as writer, raw(store.address) as client:
+        await writer.put(puts(1))
+        await client.attach(parted(spec()))
+        answer = await client.lease(keys(1))
+        request = kvstore_pb2.ReadRequest(
+            attachment_id=client.attached.attachment_id,
+            lease_id=answer.lease_id,
+            indices=[0] * 1000,
+            ranges=[kvstore_pb2.BlockRange(begin=begin, end=end) for begin, end in ranges],
+        )
+        sent = [message.data async for message in client.stub.Read(request)]
+        assert {len(data) for data in sent[:-1]} == {4096 * 8}
+        block = bytes(puts(1)[0].data)
+        assert b"".join(sent) == b"".join(block[begin:end] for begin, end in ranges) * 1000
+
+
 @both_ways
 @pytest.mark.parametrize("checked", [False, True])
 @pytest.mark.parametrize("at", [600, 2500, BLOCK_BYTES + 3], ids=["far", "far too", "mark"])
@@ -279,7 +298,16 @@ async def test_a_neighbour_s_blocks_come_whole(host: str) -> None:
 
 @pytest.mark.parametrize(
     "ranges",
-    [[(0, 0)], [(5, 4)], [(0, 10), (9, 12)], [(20, 30), (0, 10)], [(0, BLOCK_BYTES + 100)], [(0, 1)] * 1025],
+    [
+        [(0, 0)],
+        [(5, 4)],
+        [(0, 10), (9, 12)],
+        [(20, 30), (0, 10)],
+        [(0, BLOCK_BYTES + 100)],
+        [(9 * at, 9 * at + 8) for at in range(257)],
+        [(0, 7)],
+        [(2 * at, 2 * at + 1) for at in range(256)],
+    ],
 )
 async def test_ranges_that_are_none_are_refused(ranges: list[tuple[int, int]]) -> None:
     async with store_of() as store, client_of(store) as writer, raw(store.address) as client:

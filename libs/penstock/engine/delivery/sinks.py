@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from itertools import groupby
 
-from penstock.engine.hooks import KvSink, PunctualSink
+from penstock.engine.hooks import KvSink, PartedSink, PunctualSink
 from penstock.engine.scheduling.live import Live
 from penstock.engine.scheduling.scheduler import Scheduler
 from penstock.engine.stats import Counters
@@ -83,20 +84,19 @@ class SinkFeed:
         live.set_back = self._set_back
 
     def report(self) -> None:
-        """Reports the blocks that became full since the last call, except those that a source loaded, and those of
-        which only the far part is here."""
+        """Reports the blocks that became full since the last call, except those that a source loaded. Of those of
+        which only the far part is here the sink hears, and gets no page."""
         live = self._live
         first = max(self._reported, live.loaded_blocks)
         whole = live.computed // self._pages.block_size
         if whole <= first:
             return
         self._reported = whole
-        for begin, end in _runs(self._pages.whole(live.pages[first:whole])):
-            held = self._pages.hold(live.pages[first + begin : first + end])
-            try:
-                self._sink.filled(first + begin, held, live.tokens)
-            except Exception:
-                self._failed(held)
+        for given, run in groupby(self._pages.whole(live.pages[first:whole])):
+            blocks = sum(1 for _ in run)
+            tell = self._give if given else self._pass
+            tell(first, blocks)
+            first += blocks
 
     def finish(self) -> None:
         """The sequence ended normally: reports the rest, and the page that is partly filled."""
@@ -108,6 +108,20 @@ class SinkFeed:
             self._sink.finished(live.computed, tail[0] if tail else None)
         except Exception:
             self._failed(tail)
+
+    def _give(self, first: int, blocks: int) -> None:
+        held = self._pages.hold(self._live.pages[first : first + blocks])
+        try:
+            self._sink.filled(first, held, self._live.tokens)
+        except Exception:
+            self._failed(held)
+
+    def _pass(self, first: int, blocks: int) -> None:
+        if isinstance(self._sink, PartedSink):
+            try:
+                self._sink.passed(first, blocks, self._live.tokens)
+            except Exception:
+                self._failed(())
 
     def _set_back(self) -> None:
         if isinstance(self._sink, PunctualSink):
@@ -121,13 +135,3 @@ class SinkFeed:
         _log.warning("the sink of %s failed", self._live.id, exc_info=True)
         for page in held:
             page.release()
-
-
-def _runs(values: Sequence[bool]) -> Iterator[tuple[int, int]]:
-    """(Begin, end) of the runs of values that are true."""
-    begin = 0
-    for index, value in enumerate([*values, False]):
-        if not value:
-            if begin < index:
-                yield begin, index
-            begin = index + 1

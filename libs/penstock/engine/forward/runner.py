@@ -62,7 +62,7 @@ _WEIGHTS = {
 """The type in which weights are loaded (fewer bits are rounded from it), and in which a CUDA device computes."""
 CACHE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
 _ROUNDED = ("int8", "int4")
-"""Where there are no kernels, torch computes with these in float32."""
+"""Fewer bits are kept by the kernels alone, see `_kept_by_torch`."""
 _BYTES_PER_THREAD = 16 << 20
 """Weight bytes that justify one more thread, which costs five barriers per layer."""
 _CPU = torch.device("cpu")
@@ -199,10 +199,10 @@ class Runner:
     def _load(self, checkpoint: Checkpoint, config: EngineConfig) -> None:
         model, kept = checkpoint.config, _WEIGHTS[config.dtype]
         machine = _machine(checkpoint, config) if config.kernels else None
-        rounds = config.dtype in _ROUNDED
-        compute = kept if machine is None and not rounds else torch.float32  # as the kernels
+        compute = torch.float32 if machine is not None else _kept_by_torch(config)
         if machine is None:
-            keep = _rounded(config.dtype, checkpoint.stores_int4) if rounds else as_it_is
+            rounds = config.dtype in _ROUNDED
+            keep = _rounded(config.dtype, checkpoint.stores_int4, compute) if rounds else as_it_is
             table = None if checkpoint.part is None else StoredTable(checkpoint.tensors[EMBEDDING])
             weights = load_weights(checkpoint, kept, _CPU, keep=keep, compute=compute, table=table)
         else:
@@ -528,8 +528,17 @@ def _weight_bytes(checkpoint: Checkpoint) -> int:
     return size * len(checkpoint.layers) // (checkpoint.config.n_layers * checkpoint.part.rank.ranks)
 
 
-def _rounded(dtype: str, stored: bool) -> Keep:
-    """Keeps matrices in float32, as the numbers for which the kernels' own would stand, see `kind_of`."""
+def _kept_by_torch(config: EngineConfig) -> torch.dtype:
+    """The type in which torch keeps matrices and computes where there are no kernels. It is float32 for numbers in
+    fewer bits, but bfloat16 for int4 where kernels were asked for: who serves int4 has no room for float32."""
+    if config.dtype == "int4" and config.kernels:
+        _log.warning("int4 matrices are kept in bfloat16, 16 bits a number: only the kernels keep 4")
+        return torch.bfloat16
+    return torch.float32 if config.dtype in _ROUNDED else _WEIGHTS[config.dtype]
+
+
+def _rounded(dtype: str, stored: bool, wide: torch.dtype) -> Keep:
+    """Keeps matrices in `wide`, as the numbers for which the kernels' own would stand, see `kind_of`."""
 
     def meant(stack: Stack, matrix: Callable[[], Tensor]) -> Tensor:
         match kind_of(stack, dtype, stored):
@@ -540,10 +549,10 @@ def _rounded(dtype: str, stored: bool) -> Keep:
             case "int4":
                 return degrouped(*grouped(matrix()))
             case _:
-                return matrix().float()
+                return matrix()
 
     def keep(stack: Stack, matrix: Callable[[], Tensor], bias: Tensor | None) -> tuple[Matrix, Tensor | None]:
-        return meant(stack, matrix), None if bias is None else bias.float()
+        return meant(stack, matrix).to(wide), None if bias is None else bias.to(wide)
 
     return keep
 

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from penstock.checkpoint import TensorInfo
 
 GROUP = 32
 """Inputs of a column that have one scale."""
+NOT_KEPT = (
+    f"keeps groups of {GROUP} numbers or a multiple, with scales in bfloat16, and this model's are not so: "
+    "use int8 or bfloat16"
+)
+"""Why int4 is refused where `keeps_stored` is false."""
 
 
 def keeps_numbers(info: TensorInfo) -> bool:
@@ -18,3 +25,8 @@ def keeps_numbers(info: TensorInfo) -> bool:
         and rows == 1
         and columns % GROUP == info.phase[1] % GROUP == 0
     )
+
+
+def keeps_stored(tensors: Iterable[TensorInfo]) -> bool:
+    """Whether int4 keeps those that are stored in 4 bits, if there are any."""
+    return all(keeps_numbers(info) for info in tensors if info.dtype == "I4")

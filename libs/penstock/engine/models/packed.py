@@ -70,8 +70,11 @@ def packed_weights(
     NotBuilt.
     """
     begin = time.monotonic()
-    stacks = list(all_stacks(checkpoint))
-    kinds = {stack.name: kind_of(stack, kind, checkpoint.stores_int4) for stack in stacks}
+    stacks, stored = list(all_stacks(checkpoint)), checkpoint.stores_int4
+    kinds = {stack.name: kind_of(stack, kind, stored) for stack in stacks}
+    if kind == "int4" and stored:
+        kept = list(kinds.values()).count("int4")
+        _log.info("%d of %d matrices stay in int4, the others in bfloat16", kept, len(kinds))
     job = _Job(stacks, kinds, dtype, threads, Packer())
     if cache_bytes and job.nbytes >= SMALL_BYTES:
         try:

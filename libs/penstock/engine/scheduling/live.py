@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,18 @@ if TYPE_CHECKING:
     from penstock.engine.step.pictures import PictureRows
     from penstock.grammar.guide import Guide
     from penstock.kv.identity import Chain
+
+
+@dataclass(frozen=True, slots=True)
+class Standstill:
+    """Why a sequence could not go on behind blocks that are there, but of which some have no near part."""
+
+    first: int
+    """Where it stood: what lies before was enough for it."""
+    end: int
+    """The block that is not there."""
+    gaps: Sequence[int]
+    """As of `Reach.gaps`."""
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -52,6 +64,8 @@ class Live:
     """Names its blocks; None: they are its own, and it uses nobody else's."""
     named: int = 0
     """Leading blocks whose pages have their keys, so that nobody writes to them."""
+    standstill: Standstill | None = None
+    """Holds until one of its blocks comes: see Sharing."""
     version: int = 0
     """Changes whenever `pages` changes."""
     computed: int = 0

@@ -7,7 +7,7 @@ Pages with the far part of a block alone (see penstock.kv.parts) are for sequenc
 from __future__ import annotations
 
 from penstock.engine.pages import PagePool
-from penstock.engine.scheduling.live import Live
+from penstock.engine.scheduling.live import Live, Standstill
 from penstock.kv.identity import packed
 from penstock.kv.parts import Reach, far_key
 
@@ -66,7 +66,7 @@ class Sharing:
         chain = live.chain
         if chain is None:
             return 0
-        most = min(blocks, len(chain.keys), (live.length - 1) // self._size)
+        most = min(blocks, self._most(live))
         found = []
         for block in range(first, most):
             page = self._pool.find(chain.keys[block])
@@ -75,21 +75,25 @@ class Sharing:
             if page is None:
                 break
             found.append(page)
-        if far is None:
-            found = found[: self._usable(first, found)]
+        if far is None and (gaps := self._gaps(first, found)):
+            live.standstill = Standstill(gaps[-1], first + len(found), gaps)
+            found = found[: gaps[-1] - first]
         if found:
             self._replace(live, first, found)
             live.named = first + len(found)
             live.pages_changed()
         return len(found)
 
-    def _usable(self, first: int, pages: list[int]) -> int:
-        """How many of these pages a sequence can use that has all it needs of the first `first` blocks and goes on
-        behind the last of them."""
+    def _most(self, live: Live) -> int:
+        """How many blocks the sequence may share."""
+        return 0 if live.chain is None else min(len(live.chain.keys), (live.length - 1) // self._size)
+
+    def _gaps(self, first: int, pages: list[int]) -> list[int]:
+        """Because of which blocks a sequence that has all it needs of the first `first` can't go on behind the last of
+        these pages: see `Reach.gaps`."""
         if self._reach is None or not any(map(self._pool.far, pages)):
-            return len(pages)
-        whole = [True] * first + [not self._pool.far(page) for page in pages]
-        return max(0, self._reach.usable(whole, self._size) - first)
+            return []
+        return self._reach.gaps([True] * first + [not self._pool.far(page) for page in pages], self._size)
 
     def lacking(self, live: Live, blocks: int) -> int:
         """The first block whose near part is not there and would be looked at, if the sequence went on behind so many
@@ -102,19 +106,36 @@ class Sharing:
     def reached(self, live: Live, tokens: int) -> int:
         """How many of the first `tokens` tokens, all of which are in its pages, the sequence can go on behind."""
         blocks = tokens // self._size
-        usable = self._usable(0, live.pages[:blocks])
-        return tokens if usable == blocks else usable * self._size
+        gaps = self._gaps(0, live.pages[:blocks])
+        return gaps[-1] * self._size if gaps else tokens
 
     def advance(self, live: Live) -> bool:
         """Makes the sequence go on behind all blocks that are there already, instead of computing them; whether there
-        was one."""
+        was one. Called before each step, it looks at all of them only if that may have changed."""
         if live.remaining <= 1:
             return False
         first = live.computed // self._size
+        if self._stands_still(live, first):
+            return False
         taken = self.take(live, first, live.length)
         if taken:
             live.computed = (first + taken) * self._size
         return taken > 0
+
+    def _stands_still(self, live: Live, first: int) -> bool:
+        """Whether a sequence that goes on at block `first` can't share it, for the reason of before. If it could go on
+        behind some block up to `end`, all from `first` to that one would be whole, or one of the gaps would."""
+        chain, why = live.chain, live.standstill
+        if chain is None or why is None or not why.first <= first < why.end:
+            return False
+        if why.end < self._most(live) and self._there(chain.keys[why.end]):
+            return False
+        lacking = [first, *(block for block in why.gaps if block > first)]
+        return all(self._pool.find(chain.keys[block]) is None for block in lacking)
+
+    def _there(self, key: bytes) -> bool:
+        """Whether a page has the block, or its far part."""
+        return self._pool.find(key) is not None or self._pool.find(far_key(key)) is not None
 
     def leave_tail(self, live: Live) -> None:
         """Lets others copy what the sequence's last page holds of a block that is not full, when the blocks before have
