@@ -175,6 +175,8 @@ def test_devices_that_do_not_find_each_other_are_told_of(tmp_path, devices, monk
             raise RuntimeError("no peers")
 
     monkeypatch.setattr(dist, "ProcessGroupNCCL", Alone, raising=False)
+    for name in ("one", "two"):
+        dist.FileStore(str(tmp_path / name), 2).set("here/1", "")  # the other rank has loaded
     with monkeypatch.context() as soon:
         soon.setattr(group, "TIMEOUT_S", 0.01)
         with pytest.raises(RankLost, match="not all are there"):
