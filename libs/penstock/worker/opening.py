@@ -73,7 +73,7 @@ async def open_worker(
     lends = config.lend and bool(config.kvstore) and role != router_pb2.ROLE_PREFILL and not config.seal
     settings = replace(config.engine, shared_pages=lends, stages_apart=bool(config.stage_hosts))
     check_device(settings)
-    device = None if config.seal or config.engine.pages_on_host else device_of(config.engine.device)
+    device = None if config.seal or config.engine.split else device_of(config.engine.device)
     member = MemberIdentity.of(config.member_tls, "worker")
     away = StagesAway(config.stage_hosts, config.member_tls)
     async with (
