@@ -7,13 +7,6 @@ from penstock.bench.measured.results import Line, Results, figures
 _LINES = (
     Line("oracle_families", "architectures of which every test beside transformers passes", 0),
     Line("mla_kv_bytes_vs_gqa", "a token's KV with DeepSeek V3's latent attention : with 8 heads of 128"),
-    Line("moe_decode_vs_best", "tokens/s of one stream of a model of experts: ours : the best peer's"),
-    Line("moe_decode8_vs_best", "the same of 8 streams"),
-    *(
-        Line(f"{cell}_moe_{engine}_tokens_per_s", f"{engine}, {streams}, tokens/s", 1)
-        for cell, streams in (("decode_b1", "one stream"), ("decode_b8", "8 streams"))
-        for engine in ("penstock", "llamacpp", "transformers")
-    ),
     Line("tp2_vs_threads2", "tokens/s of one stream: two processes of one core each : one process with two threads"),
     Line("tp2_vs_threads2_8", "the same of 8 streams"),
     Line("tp2_vs_threads2_prompt", "the same of a prompt of 1,024 tokens"),
@@ -25,14 +18,23 @@ _LINES = (
     Line("pp2_hosted_16", "the same of 16 streams"),
     Line("pp2_hosted_prompt", "the same of a prompt of 1,024 tokens"),
     Line("rank_death_s", "seconds from the death of a rank until its engine says so"),
-    Line("lora_8_in_batch_vs_base", "tokens/s of 8 streams: each with its own adapter : all of the base model"),
-    Line("lora_8_in_batch_vs_base_embedded", "the same with the embedded model"),
     Line("picture_tiles_vs_transformers", "pictures/s of the vision encoder of Llama 4's form: ours : transformers'"),
     Line("picture_whole_vs_transformers", "the same of Qwen2.5-VL's form"),
     Line(
         "picture_again_ttft", "time to first token: of a picture that was shown before : of one that nobody has shown"
     ),
     Line("picture_first_ttft_ms", "of one that nobody has shown, ms", 0),
+)
+_BESIDE = (
+    Line("moe_decode_vs_best", "tokens/s of one stream of a model of experts: ours : the best peer's"),
+    Line("moe_decode8_vs_best", "the same of 8 streams"),
+    *(
+        Line(f"{cell}_moe_{engine}_tokens_per_s", f"{engine}, {streams}, tokens/s", 1)
+        for cell, streams in (("decode_b1", "one stream"), ("decode_b8", "8 streams"))
+        for engine in ("penstock", "llamacpp", "transformers")
+    ),
+    Line("lora_8_in_batch_vs_base", "tokens/s of 8 streams: each with its own adapter : all of the base model"),
+    Line("lora_8_in_batch_vs_base_embedded", "the same with the embedded model"),
 )
 _FETCHED = (
     Line("sliding_fetch_bytes", "bytes that are read, of 16,384 tokens : all of them"),
@@ -93,6 +95,10 @@ random weights in float32; and through the whole mesh as it comes.
 {forms}
 Measured on {now.machine}.{other}
 
+Experts and adapters:
+
+{figures(_BESIDE, now, earlier)}
+{now.elsewhere("moe_decode")}
 What is fetched of a long prefix where five layers in six look at 1,024 tokens: by a worker's own code, of blocks that a
 store has, up to the first token, in turns with all of each block.
 
