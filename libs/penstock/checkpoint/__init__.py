@@ -13,7 +13,7 @@ from penstock.checkpoint.experts import Experts, HeldExpert
 from penstock.checkpoint.families import SUPPORTED
 from penstock.checkpoint.fingerprint import fingerprint, tokenizer_fingerprint
 from penstock.checkpoint.model_config import ModelConfig
-from penstock.checkpoint.naming import LayerNames, layer_names
+from penstock.checkpoint.naming import LayerNames, layer_names, layer_of
 from penstock.checkpoint.pictures.form import PictureForm, PicturePart
 from penstock.checkpoint.pictures.padded import PaddedForm
 from penstock.checkpoint.pictures.part import picture_form
@@ -61,6 +61,7 @@ __all__ = [
     "inspect_adapter",
     "inspect_head",
     "layer_names",
+    "layer_of",
     "part_of",
     "picture_form",
     "remembered_fingerprint",

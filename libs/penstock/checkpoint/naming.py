@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 
 from penstock.checkpoint.model_config import ModelConfig
 
+_LAYER = "model.layers."
+
 
 @dataclass(frozen=True, slots=True)
 class LatentNames:
@@ -77,6 +79,11 @@ _OTHERS = {
     "Llama4ForCausalLM": _LLAMA_4,
     "Llama4ForConditionalGeneration": _LLAMA_4,
 }
+
+
+def layer_of(name: str) -> int | None:
+    """The layer of the decoder to which a tensor of this name belongs; None: to none."""
+    return int(name.removeprefix(_LAYER).partition(".")[0]) if name.startswith(_LAYER) else None
 
 
 def layer_names(config: ModelConfig) -> LayerNames:

@@ -130,18 +130,21 @@ async def test_a_store_that_sends_no_parts_is_asked_for_whole_blocks() -> None:
         assert (client.stats.fetched, client.stats.far, client.stats.mismatches) == (6, 0, 0)
 
 
+def reading(
+    attachment: str, lease: int, indices: Sequence[int], ranges: Sequence[tuple[int, int]]
+) -> kvstore_pb2.ReadRequest:
+    """Asks for these ranges of bytes of some blocks of a lease."""
+    wanted = [kvstore_pb2.BlockRange(begin=begin, end=end) for begin, end in ranges]
+    return kvstore_pb2.ReadRequest(attachment_id=attachment, lease_id=lease, indices=indices, ranges=wanted)
+
+
 async def test_who_is_far_away_is_sent_nothing_else() -> None:
     blocks = puts(6)
     async with store_of() as store, client_of(store) as writer, raw(store.address) as client:
         await writer.put(blocks)
         await client.attach(parted(spec()))
         answer = await client.lease(keys(6))
-        request = kvstore_pb2.ReadRequest(
-            attachment_id=client.attached.attachment_id,
-            lease_id=answer.lease_id,
-            indices=range(6),
-            ranges=[kvstore_pb2.BlockRange(begin=begin, end=end) for begin, end in PARTS.wanted],
-        )
+        request = reading(client.attached.attachment_id, answer.lease_id, range(6), PARTS.wanted)
         sent = b"".join([message.data async for message in client.stub.Read(request)])
         assert len(sent) == 6 * FAR_BYTES
         request.at = 300
@@ -155,12 +158,7 @@ async def test_messages_of_many_small_pieces_stay_short() -> None:
         await writer.put(puts(1))
         await client.attach(parted(spec()))
         answer = await client.lease(keys(1))
-        request = kvstore_pb2.ReadRequest(
-            attachment_id=client.attached.attachment_id,
-            lease_id=answer.lease_id,
-            indices=[0] * 1000,
-            ranges=[kvstore_pb2.BlockRange(begin=begin, end=end) for begin, end in ranges],
-        )
+        request = reading(client.attached.attachment_id, answer.lease_id, [0] * 1000, ranges)
         sent = [message.data async for message in client.stub.Read(request)]
         assert {len(data) for data in sent[:-1]} == {4096 * 8}
         block = bytes(puts(1)[0].data)
@@ -314,12 +312,7 @@ async def test_ranges_that_are_none_are_refused(ranges: list[tuple[int, int]]) -
         await writer.put(puts(1))
         await client.attach(parted(spec()))
         answer = await client.lease(keys(1))
-        request = kvstore_pb2.ReadRequest(
-            attachment_id=client.attached.attachment_id,
-            lease_id=answer.lease_id,
-            indices=[0],
-            ranges=[kvstore_pb2.BlockRange(begin=begin, end=end) for begin, end in ranges],
-        )
+        request = reading(client.attached.attachment_id, answer.lease_id, [0], ranges)
         with pytest.raises(Exception, match="ranges"):
             async for _ in client.stub.Read(request):
                 pass

@@ -19,7 +19,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from penstock.checkpoint import EMBEDDING, HEAD, AdapterCheckpoint, Checkpoint, Rank, part_of, remembered_fingerprint
+from penstock.checkpoint import (
+    EMBEDDING,
+    HEAD,
+    AdapterCheckpoint,
+    Checkpoint,
+    Rank,
+    layer_of,
+    part_of,
+    remembered_fingerprint,
+)
 from penstock.engine.config import EngineConfig
 from penstock.engine.forward.runner import CACHE, Runner
 from penstock.engine.kernels.cpu.forms import processor
@@ -40,7 +49,6 @@ from penstock.runtime.private import locked
 _ROWS, _CONTEXT = 8, 256
 """What is measured: a step of so many streams, with so many tokens each."""
 _TIMES = 5
-_LAYER = "model.layers."
 _log = logging.getLogger(__name__)
 
 
@@ -69,8 +77,8 @@ def _by_numbers(checkpoint: Checkpoint, config: EngineConfig) -> list[range]:
     reading them. Each rank of the first stage has all of the embedding."""
     sizes = [0] * checkpoint.config.n_layers
     for name, info in checkpoint.tensors.items():
-        if name.startswith(_LAYER):
-            sizes[int(name.removeprefix(_LAYER).partition(".")[0])] += math.prod(info.shape)
+        if (layer := layer_of(name)) is not None:
+            sizes[layer] += math.prod(info.shape)
     embedding, head = (
         math.prod(checkpoint.tensors[name].shape) for name in (EMBEDDING, EMBEDDING if checkpoint.config.tied else HEAD)
     )

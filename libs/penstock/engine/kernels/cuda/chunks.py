@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.checkpoint import Checkpoint, TensorInfo
+from penstock.checkpoint import Checkpoint, TensorInfo, layer_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,8 @@ def in_order(checkpoint: Checkpoint) -> list[TensorInfo]:
     """All tensors, roughly in the order in which loading asks for them: embedding and head, layers, the rest."""
 
     def rank(name: str) -> tuple[int, int]:
-        if name.startswith("model.layers."):
-            return (2, int(name.split(".")[2]))
+        if (layer := layer_of(name)) is not None:
+            return 2, layer
         return (0, 0) if name.startswith(("model.embed_tokens.", "lm_head.")) else (3, 0)
 
     found: list[TensorInfo] = []
